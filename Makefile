@@ -1,0 +1,92 @@
+# make demo   the main job: a real model, rewritten, answering and measured against stock
+# make test   everything that proves it right
+# Both set themselves up: virtual environments in the tree, system packages where they may.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3.11
+VENV := .venv
+VENV_OPTIMUM := .venv-optimum
+BIN := $(VENV)/bin
+PIP := -m pip --disable-pip-version-check --no-input
+# optimum runs models whose KV heads are as many as their query heads.
+OPTIMUM_MODEL := .cache/models/phi-3-mini-128k-small
+SOURCES := $(shell find ops cmake python models -type f -not -path '*/__pycache__/*') \
+           CMakeLists.txt pyproject.toml
+
+.PHONY: demo test test-cpp test-python test-optimum lint format setup clean
+
+demo: $(VENV)/.package
+	$(BIN)/python tools/demo.py
+
+test: test-cpp test-python test-optimum
+
+test-cpp: build/test/.built
+	ctest --test-dir build/test --output-on-failure
+
+test-python: $(VENV)/.package
+	$(BIN)/python -m pytest tests --ignore tests/test_optimum.py
+
+test-optimum: $(VENV_OPTIMUM)/.package $(OPTIMUM_MODEL)
+	$(VENV_OPTIMUM)/bin/python -m pytest tests/test_optimum.py
+
+lint: $(VENV)/.package $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	git ls-files 'ops/*.h' 'ops/*.cc' 'tests/*.cc' | xargs $(BIN)/clang-format --dry-run --Werror
+	$(BIN)/python tools/check_walls.py
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	git ls-files 'ops/*.h' 'ops/*.cc' 'tests/*.cc' | xargs $(BIN)/clang-format -i
+
+setup: $(VENV)/.package
+
+clean:
+	rm -rf build $(VENV) $(VENV_OPTIMUM)
+
+# The environments: third-party packages once, our own whenever a source changed.
+
+$(VENV)/.requirements: requirements/main.txt requirements/constraints.txt
+	@tools/install_system_packages.sh
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing the Python packages (a minute or two)"
+	$(BIN)/python $(PIP) install --quiet -c requirements/constraints.txt -r requirements/main.txt
+	touch $@
+
+$(VENV)/.lint: requirements/constraints.txt $(VENV)/.requirements
+	$(BIN)/python $(PIP) install --quiet -c requirements/constraints.txt clang-format mypy ruff
+	touch $@
+
+$(VENV)/.package: $(SOURCES) $(VENV)/.requirements
+	@echo "Building the library and the package"
+	$(BIN)/python $(PIP) install --quiet --no-deps .
+	touch $@
+
+$(VENV_OPTIMUM)/.requirements: requirements/optimum.txt requirements/optimum-constraints.txt
+	@tools/install_system_packages.sh
+	$(PYTHON) -m venv $(VENV_OPTIMUM)
+	$(VENV_OPTIMUM)/bin/python $(PIP) install --quiet -c requirements/optimum-constraints.txt \
+	  -r requirements/optimum.txt
+	touch $@
+
+$(VENV_OPTIMUM)/.package: $(SOURCES) $(VENV_OPTIMUM)/.requirements
+	$(VENV_OPTIMUM)/bin/python $(PIP) install --quiet --no-deps .
+	touch $@
+
+$(OPTIMUM_MODEL): | $(VENV)/.package
+	mkdir -p $(@D)
+	$(BIN)/lean-attention export phi-3-mini-128k $@ --layers 2 --hidden-scale 0.02
+
+build/test/.built: $(SOURCES) $(wildcard tests/cpp/*) $(VENV)/.requirements
+	@tools/install_system_packages.sh tests
+	@mkdir -p build
+	$(BIN)/cmake -S . -B build/test -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	  -DLEAN_ATTENTION_TESTS=ON -DLEAN_ATTENTION_WERROR=ON \
+	  -DPython3_EXECUTABLE=$(abspath $(BIN)/python) >build/test.log || (cat build/test.log; exit 1)
+	$(BIN)/cmake --build build/test
+	touch $@

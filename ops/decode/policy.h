@@ -1,0 +1,100 @@
+// From shape, lengths and machine to a schedule and a number of shares. Pure: testable anywhere.
+
+#ifndef LEAN_ATTENTION_OPS_DECODE_POLICY_H_
+#define LEAN_ATTENTION_OPS_DECODE_POLICY_H_
+
+#include <algorithm>
+#include <string>
+
+#include "ops/decode/problem.h"
+#include "ops/decode/schedule.h"
+
+namespace lean_attention {
+
+struct Machine {
+  int32_t workers;  // processors that may run shares at the same time, >= 1
+};
+
+struct Decision {
+  Schedule schedule;
+  int64_t amount;  // as Cut takes it
+  const char* reason;
+};
+
+// Handing a share to another thread costs microseconds, in which one core reads about this much.
+inline constexpr int64_t kMinShareBytes = 96 * 1024;
+
+// More shares than workers, so that a worker that was delayed can leave some to the others.
+inline constexpr int64_t kSharesPerWorker = 4;
+
+// Bytes of K and V that the step reads.
+inline int64_t VisibleBytes(const Problem& p) {
+  int64_t keys = 0;
+  for (int32_t b = 0; b < p.batch_size; ++b) {
+    keys += TotalLength(p, b) - VisibleKeys(p, b, 0).begin;
+  }
+  return 2 * keys * p.kv_num_heads * p.head_size * BytesOf(p.cache_type);
+}
+
+// FlashDecoding's rule: the fewest pieces that fill at least 0.85 as much of the last wave as the
+// best number does (the FlashAttention-2 authors' heuristic, restated).
+inline int64_t FixedSplits(int64_t pairs, int32_t workers, int64_t max_splits) {
+  const auto efficiency = [&](int64_t splits) {
+    const double waves = static_cast<double>(pairs * splits) / workers;
+    return waves / static_cast<double>((pairs * splits + workers - 1) / workers);
+  };
+  double best = 0;
+  for (int64_t k = 1; k <= max_splits; ++k) best = std::max(best, efficiency(k));
+  int64_t k = 1;
+  while (efficiency(k) < 0.85 * best) ++k;
+  return k;
+}
+
+inline Decision Decide(const Problem& p, const Machine& machine) {
+  const int64_t by_bytes = VisibleBytes(p) / kMinShareBytes;
+  if (machine.workers == 1) return {Schedule::kLean, 1, "one worker"};
+  if (by_bytes < 2) return {Schedule::kLean, 1, "too little to hand to a second thread"};
+  const int64_t most = machine.workers * kSharesPerWorker;
+  if (by_bytes < most)
+    return {Schedule::kLean, by_bytes, "as many shares as are worth a hand-over"};
+  return {Schedule::kLean, most, "equal shares for all workers"};
+}
+
+// The same for a schedule that the caller chose.
+inline Decision DecideFor(const Problem& p, const Machine& machine, Schedule schedule) {
+  switch (schedule) {
+    case Schedule::kDirect:
+      return {schedule, 1, "asked for"};
+    case Schedule::kFixedSplit: {
+      int64_t most = 1;
+      for (int32_t b = 0; b < p.batch_size; ++b) {
+        most = std::max<int64_t>(most, TilingOf(p, b).count);
+      }
+      const int64_t pairs = int64_t{p.batch_size} * p.kv_num_heads;
+      return {schedule, FixedSplits(pairs, machine.workers, most), "asked for"};
+    }
+    case Schedule::kLean:
+      break;
+  }
+  return Decide(p, machine);
+}
+
+inline const char* NameOf(Schedule schedule) {
+  switch (schedule) {
+    case Schedule::kDirect:
+      return "direct";
+    case Schedule::kFixedSplit:
+      return "fixed_split";
+    case Schedule::kLean:
+      break;
+  }
+  return "lean";
+}
+
+inline std::string ToString(const Decision& d) {
+  return std::string(NameOf(d.schedule)) + " x" + std::to_string(d.amount) + " (" + d.reason + ")";
+}
+
+}  // namespace lean_attention
+
+#endif  // LEAN_ATTENTION_OPS_DECODE_POLICY_H_

@@ -1,0 +1,78 @@
+// What one decode step attends to: sizes, layouts, masks and cache formats.
+//
+// Throughout: B sequences, S query tokens each, N query heads, K KV heads, G = N / K query heads
+// per KV head (the group), H head size, C rows of cache per sequence and KV head, T_b valid rows of
+// sequence b after this step's S rows were appended. Query token s of sequence b stands at position
+// T_b - S + s and sees the keys at positions <= its own, under a window W only the last W of those.
+
+#ifndef LEAN_ATTENTION_OPS_DECODE_PROBLEM_H_
+#define LEAN_ATTENTION_OPS_DECODE_PROBLEM_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__CUDACC__) || defined(__HIPCC__)
+#define LEAN_HOST_DEVICE __host__ __device__
+#else
+#define LEAN_HOST_DEVICE
+#endif
+
+namespace lean_attention {
+
+enum class ElementType : int32_t { kFloat32 = 0, kFloat16 = 1 };
+
+LEAN_HOST_DEVICE constexpr int64_t BytesOf(ElementType type) {
+  return type == ElementType::kFloat32 ? 4 : 2;
+}
+
+struct Problem {
+  int32_t batch_size;         // B >= 1
+  int32_t sequence_length;    // S >= 1
+  int32_t num_heads;          // N
+  int32_t kv_num_heads;       // K, divides N
+  int32_t head_size;          // H
+  int64_t cache_rows;         // C
+  const int32_t* seqlens_k;   // [B], T_b - 1, each in [S - 1, C - 1]
+  int64_t local_window_size;  // W, counts the query's own position; <= 0: no window
+  ElementType cache_type;     // of K and V, [B, K, C, H] each
+  int32_t tile_tokens;        // keys per tile before long sequences widen it; a power of two
+};
+
+LEAN_HOST_DEVICE inline int32_t GroupSize(const Problem& p) { return p.num_heads / p.kv_num_heads; }
+
+// Rows of the score matrix that share one KV head's keys: (query token, head of the group).
+LEAN_HOST_DEVICE inline int32_t RowsPerKvHead(const Problem& p) {
+  return p.sequence_length * GroupSize(p);
+}
+
+LEAN_HOST_DEVICE inline int64_t TotalLength(const Problem& p, int32_t sequence) {
+  return int64_t{p.seqlens_k[sequence]} + 1;
+}
+
+// Rows of the cache that were there before this step; where the first new row goes.
+LEAN_HOST_DEVICE inline int64_t PastLength(const Problem& p, int32_t sequence) {
+  return TotalLength(p, sequence) - p.sequence_length;
+}
+
+// Element offset of a cache row in [B, K, C, H]. 64-bit: a cache may pass 2^31 elements.
+LEAN_HOST_DEVICE inline int64_t CacheOffset(const Problem& p, int32_t sequence, int32_t kv_head,
+                                            int64_t row) {
+  return ((int64_t{sequence} * p.kv_num_heads + kv_head) * p.cache_rows + row) * p.head_size;
+}
+
+// Half-open range of positions.
+struct KeyRange {
+  int64_t begin;
+  int64_t end;
+};
+
+// The keys that query token `token` of a sequence sees.
+LEAN_HOST_DEVICE inline KeyRange VisibleKeys(const Problem& p, int32_t sequence, int32_t token) {
+  const int64_t end = PastLength(p, sequence) + token + 1;
+  const int64_t begin = p.local_window_size > 0 ? end - p.local_window_size : 0;
+  return {begin > 0 ? begin : 0, end};
+}
+
+}  // namespace lean_attention
+
+#endif  // LEAN_ATTENTION_OPS_DECODE_PROBLEM_H_

@@ -1,0 +1,205 @@
+#include "ops/onnxruntime/gqa_inputs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace lean_attention::onnxruntime {
+
+template <typename... Parts>
+void GqaInputs::RequireShape(bool condition, Input input, const Parts&... accepted) const {
+  Require(condition, attributes_.node, ": input ", kInputNames[input], " has shape ",
+          inputs_[input].shape, "; expected ", accepted...);
+}
+
+GqaInputs::GqaInputs(OrtKernelContext* context, const Attributes& attributes)
+    : attributes_(attributes) {
+  const Ort::KernelContext kernel_context(context);
+  const size_t count = std::min<size_t>(kernel_context.GetInputCount(), kInputCount);
+  for (size_t i = 0; i < count; ++i) {
+    const Ort::ConstValue value = kernel_context.GetInput(i);
+    if (static_cast<const OrtValue*>(value) == nullptr) continue;
+    inputs_[i].present = true;
+    inputs_[i].shape = value.GetTensorTypeAndShapeInfo().GetShape();
+    inputs_[i].data = value.GetTensorRawData();
+  }
+  for (Input input : {kQuery, kSeqlensK, kTotalSequenceLength}) {
+    Require(Has(input), attributes_.node, ": input ", kInputNames[input], " is missing");
+  }
+  for (const auto& [first, second] : {std::pair(kKey, kValue), std::pair(kPastKey, kPastValue),
+                                      std::pair(kCosCache, kSinCache)}) {
+    Require(Has(first) == Has(second), attributes_.node, ": inputs ", kInputNames[first], " and ",
+            kInputNames[second], " must be given together");
+  }
+  ReadQueryShape();
+  CheckKeyAndValue();
+  ReadPastShape();
+  shape_.total_sequence_length = ReadTotalLength();
+  shape_.present_rows = std::max(shape_.total_sequence_length, shape_.past_rows);
+}
+
+void GqaInputs::ReadQueryShape() {
+  const Shape& query = inputs_[kQuery].shape;
+  RequireShape(query.size() == 3, kQuery, "[batch_size, sequence_length, hidden_size]");
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  RequireShape(query[0] >= 1 && query[0] <= kMost && query[1] >= 1 && query[1] <= kMost, kQuery,
+               "at least one sequence of at least one token");
+  shape_.packed = !Has(kKey);
+  const int64_t heads =
+      attributes_.num_heads + (shape_.packed ? int64_t{2} * attributes_.kv_num_heads : 0);
+  RequireShape(query[2] > 0 && query[2] % heads == 0, kQuery, "a last dimension of ", heads,
+               shape_.packed ? " heads (packed Q, K and V)" : " heads");
+  shape_.batch_size = query[0];
+  shape_.sequence_length = query[1];
+  shape_.head_size = query[2] / heads;
+  RequireShape(shape_.head_size <= 4096, kQuery, "a head size of at most 4096, not ",
+               shape_.head_size);
+}
+
+void GqaInputs::CheckKeyAndValue() const {
+  if (shape_.packed) return;
+  const Shape accepted = {shape_.batch_size, shape_.sequence_length,
+                          attributes_.kv_num_heads * shape_.head_size};
+  for (Input input : {kKey, kValue}) {
+    RequireShape(inputs_[input].shape == accepted, input, accepted);
+  }
+}
+
+void GqaInputs::ReadPastShape() {
+  shape_.past_rows = 0;
+  if (!Has(kPastKey)) return;
+  const Shape& past = inputs_[kPastKey].shape;
+  RequireShape(past.size() == 4 && past[0] == shape_.batch_size &&
+                   past[1] == attributes_.kv_num_heads && past[3] == shape_.head_size &&
+                   past[2] <= std::numeric_limits<int32_t>::max(),
+               kPastKey, "[", shape_.batch_size, ", ", attributes_.kv_num_heads, ", rows, ",
+               shape_.head_size, "]");
+  RequireShape(inputs_[kPastValue].shape == past, kPastValue, "past_key's, ", past);
+  shape_.past_rows = past[2];
+}
+
+int64_t GqaInputs::ReadTotalLength() const {
+  const Shape& shape = inputs_[kTotalSequenceLength].shape;
+  RequireShape(shape.empty() || shape == Shape{1}, kTotalSequenceLength, "[] or [1]");
+  const int32_t total = *static_cast<const int32_t*>(inputs_[kTotalSequenceLength].data);
+  Require(total >= shape_.sequence_length, attributes_.node, ": input total_sequence_length is ",
+          total, "; it must be at least the ", shape_.sequence_length, " tokens of this call");
+  return total;
+}
+
+void GqaInputs::ReadLengths(std::vector<int32_t>* lengths) const {
+  const int64_t batch = shape_.batch_size;
+  const Shape& shape = inputs_[kSeqlensK].shape;
+  RequireShape(shape == Shape{batch} || shape == Shape{batch, 1} || shape == Shape{1, batch},
+               kSeqlensK, "[", batch, "], [", batch, ", 1] or [1, ", batch, "]");
+  const auto* data = static_cast<const int32_t*>(inputs_[kSeqlensK].data);
+  lengths->assign(data, data + batch);
+  // A past that is not the present buffer itself holds no row past its own end.
+  const int64_t most =
+      Has(kPastKey) ? std::min(shape_.present_rows, shape_.past_rows + shape_.sequence_length)
+                    : shape_.sequence_length;
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t length = int64_t{(*lengths)[b]} + 1;
+    Require(length >= shape_.sequence_length && length <= most, attributes_.node,
+            ": input seqlens_k[", b, "] is ", (*lengths)[b], "; it must be between ",
+            shape_.sequence_length - 1, " and ", most - 1, ", since ", shape_.past_rows,
+            " rows of past and ", shape_.present_rows, " of present key are there");
+  }
+}
+
+void GqaInputs::SetRotary(const std::vector<int32_t>& lengths, cpu::DecodeArgs* args) const {
+  if (!attributes_.do_rotary) return;
+  Require(Has(kCosCache), attributes_.node,
+          ": do_rotary is 1, but inputs cos_cache and sin_cache are missing");
+  const Shape& cos = inputs_[kCosCache].shape;
+  RequireShape(cos.size() == 2 && cos[1] > 0 && 2 * cos[1] <= shape_.head_size, kCosCache,
+               "[positions, at most ", shape_.head_size / 2, "]");
+  RequireShape(inputs_[kSinCache].shape == cos, kSinCache, "cos_cache's, ", cos);
+  args->cos_cache = inputs_[kCosCache].data;
+  args->sin_cache = inputs_[kSinCache].data;
+  args->rotary_half = static_cast<int32_t>(cos[1]);
+  args->rotary_interleaved = attributes_.rotary_interleaved;
+
+  if (Has(kPositionIds)) {
+    const Shape accepted = {shape_.batch_size, shape_.sequence_length};
+    RequireShape(inputs_[kPositionIds].shape == accepted, kPositionIds, accepted);
+    args->position_ids = static_cast<const int64_t*>(inputs_[kPositionIds].data);
+    for (int64_t i = 0; i < shape_.batch_size * shape_.sequence_length; ++i) {
+      Require(args->position_ids[i] >= 0 && args->position_ids[i] < cos[0], attributes_.node,
+              ": input position_ids holds ", args->position_ids[i], "; cos_cache has ", cos[0],
+              " positions");
+    }
+    return;
+  }
+  const int32_t longest = *std::max_element(lengths.begin(), lengths.end());
+  RequireShape(longest < cos[0], kCosCache, "a row for each of the ", longest + int64_t{1},
+               " positions that seqlens_k asks for");
+}
+
+void GqaInputs::SetBias(const std::vector<int32_t>& lengths, cpu::DecodeArgs* args) const {
+  if (!Has(kAttentionBias)) return;
+  const Shape& bias = inputs_[kAttentionBias].shape;
+  const int64_t total = shape_.total_sequence_length;
+  RequireShape(bias.size() == 4 && (bias[0] == 1 || bias[0] == shape_.batch_size) &&
+                   (bias[1] == 1 || bias[1] == attributes_.num_heads) &&
+                   bias[2] == shape_.sequence_length && bias[3] == total,
+               kAttentionBias, "[1 or ", shape_.batch_size, ", 1 or ", attributes_.num_heads, ", ",
+               shape_.sequence_length, ", ", total, "]");
+  const int32_t longest = *std::max_element(lengths.begin(), lengths.end());
+  Require(longest < total, attributes_.node, ": input seqlens_k holds ", longest,
+          ", but attention_bias covers only total_sequence_length = ", total, " keys");
+  args->attention_bias = inputs_[kAttentionBias].data;
+  args->bias_row_stride = total;
+  args->bias_head_stride = bias[1] == 1 ? 0 : bias[2] * total;
+  args->bias_batch_stride = bias[0] == 1 ? 0 : bias[1] * bias[2] * total;
+}
+
+void GqaInputs::SetSink(cpu::DecodeArgs* args) const {
+  args->smooth_softmax = attributes_.smooth_softmax;
+  if (!Has(kHeadSink)) return;
+  RequireShape(inputs_[kHeadSink].shape == Shape{attributes_.num_heads}, kHeadSink, "[",
+               attributes_.num_heads, "]");
+  args->head_sink = inputs_[kHeadSink].data;
+}
+
+cpu::DecodeArgs GqaInputs::DecodeStep(ElementType type, std::vector<int32_t>* lengths) const {
+  ReadLengths(lengths);
+  cpu::DecodeArgs args = {};
+  const auto head_size = static_cast<int32_t>(shape_.head_size);
+  args.problem = {static_cast<int32_t>(shape_.batch_size),
+                  static_cast<int32_t>(shape_.sequence_length),
+                  attributes_.num_heads,
+                  attributes_.kv_num_heads,
+                  head_size,
+                  shape_.present_rows,
+                  lengths->data(),
+                  attributes_.local_window_size,
+                  type,
+                  cpu::TileTokens(head_size, type)};
+
+  const int64_t query_width = attributes_.num_heads * shape_.head_size;
+  const int64_t kv_width = attributes_.kv_num_heads * shape_.head_size;
+  args.query = inputs_[kQuery].data;
+  if (shape_.packed) {
+    const auto* packed = static_cast<const char*>(args.query);
+    args.key = packed + query_width * BytesOf(type);
+    args.value = packed + (query_width + kv_width) * BytesOf(type);
+    args.query_stride = args.kv_stride = query_width + 2 * kv_width;
+  } else {
+    args.key = inputs_[kKey].data;
+    args.value = inputs_[kValue].data;
+    args.query_stride = query_width;
+    args.kv_stride = kv_width;
+  }
+  args.past_key = inputs_[kPastKey].data;
+  args.past_value = inputs_[kPastValue].data;
+  args.past_rows = shape_.past_rows;
+  args.scale = attributes_.scale.value_or(1.0f / std::sqrt(static_cast<float>(shape_.head_size)));
+  args.softcap = attributes_.softcap;
+  SetRotary(*lengths, &args);
+  SetBias(*lengths, &args);
+  SetSink(&args);
+  return args;
+}
+
+}  // namespace lean_attention::onnxruntime

@@ -1,0 +1,161 @@
+#include "ops/onnxruntime/gqa_kernel.h"
+
+#include <cstdint>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "ops/decode/policy.h"
+
+namespace lean_attention::onnxruntime {
+namespace {
+
+ONNXTensorElementDataType OnnxType(ElementType type) {
+  return type == ElementType::kFloat32 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
+                                       : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+}
+
+template <typename Body>
+OrtStatusPtr AsStatus(Body body) noexcept {
+  try {
+    body();
+    return nullptr;
+  } catch (const Ort::Exception& error) {
+    return Ort::GetApi().CreateStatus(error.GetOrtErrorCode(), error.what());
+  } catch (const std::exception& error) {
+    return Ort::GetApi().CreateStatus(ORT_RUNTIME_EXCEPTION, error.what());
+  }
+}
+
+// Memory of the session's allocator, aligned for the workspace.
+class Scratch {
+ public:
+  Scratch(OrtAllocator* allocator, size_t bytes) : allocator_(allocator) {
+    constexpr size_t kAlignment = cpu::kWorkspaceAlignment;
+    memory_ = allocator->Alloc(allocator, bytes + kAlignment);
+    if (memory_ == nullptr) Fail(ORT_FAIL, kOpName, ": no memory for ", bytes, " bytes of scratch");
+    const auto address = reinterpret_cast<uintptr_t>(memory_);
+    aligned_ = reinterpret_cast<void*>((address + kAlignment - 1) / kAlignment * kAlignment);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { allocator_->Free(allocator_, memory_); }
+
+  void* get() const { return aligned_; }
+
+ private:
+  OrtAllocator* allocator_;
+  void* memory_;
+  void* aligned_;
+};
+
+// The pool's width is not in the API; shares beyond it wait their turn, which costs little.
+Machine ThisMachine() {
+  static const unsigned processors = std::thread::hardware_concurrency();
+  return {static_cast<int32_t>(processors == 0 ? 1 : processors)};
+}
+
+}  // namespace
+
+GqaKernel::GqaKernel(const Ort::ConstKernelInfo& info, ElementType type)
+    : attributes_(ReadAttributes(info)),
+      type_(type),
+      stock_(info, OnnxType(type)),
+      cpu_memory_(Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeDefault)) {
+  const auto connected = [&](Output output) {
+    return info.GetOutputCount() > output && !info.GetOutputName(output).empty();
+  };
+  Require(connected(kPresentKey) && connected(kPresentValue), attributes_.node,
+          ": outputs present_key and present_value must be connected");
+  if (connected(kOutputQk)) {
+    Fail(ORT_NOT_IMPLEMENTED, attributes_.node, ": ", kOpName,
+         " does not implement the output output_qk; use ", kStockDomain, ".", kStockOpName);
+  }
+}
+
+bool GqaKernel::RunsStock(const GqaInputs& inputs) const {
+  return attributes_.always_stock || inputs.shape().sequence_length > 1 ||
+         inputs.Has(kQNormWeight) || inputs.Has(kKNormWeight) || inputs.Has(kQuerySeqlens) ||
+         cpu::TargetName() == nullptr;
+}
+
+void GqaKernel::Decode(OrtKernelContext* context, const cpu::DecodeArgs& args) const {
+  const Machine machine = ThisMachine();
+  const Decision decision = attributes_.schedule
+                                ? DecideFor(args.problem, machine, *attributes_.schedule)
+                                : Decide(args.problem, machine);
+  const cpu::Plan plan = cpu::MakePlan(args, decision);
+  const Ort::KernelContext kernel_context(context);
+  const OrtMemoryInfo* memory = cpu_memory_;
+  const Scratch scratch(kernel_context.GetAllocator(*memory), plan.workspace_bytes);
+  cpu::PrepareWorkspace(plan, scratch.get());
+
+  const auto shares = static_cast<size_t>(plan.cut.shares());
+  if (shares == 1) {
+    cpu::RunShare(args, plan, scratch.get(), 0);
+    return;
+  }
+  struct Call {
+    const cpu::DecodeArgs& args;
+    const cpu::Plan& plan;
+    void* workspace;
+  } call{args, plan, scratch.get()};
+  // One batch per share: threads take shares as they become free.
+  kernel_context.ParallelFor(
+      [](void* data, size_t share) {
+        const Call& call = *static_cast<const Call*>(data);
+        cpu::RunShare(call.args, call.plan, call.workspace, static_cast<int64_t>(share));
+      },
+      shares, shares, &call);
+}
+
+void GqaKernel::Compute(OrtKernelContext* context) const {
+  const GqaInputs inputs(context, attributes_);
+  const Ort::KernelContext kernel_context(context);
+  const bool runs_stock = RunsStock(inputs);
+  std::vector<int32_t> lengths;
+  cpu::DecodeArgs args = {};
+  // Everything is checked before anything is allocated or written.
+  if (!runs_stock) args = inputs.DecodeStep(type_, &lengths);
+
+  const CallShape& shape = inputs.shape();
+  const auto output = [&](size_t index, const Shape& dimensions) {
+    return kernel_context.GetOutput(index, dimensions);
+  };
+  Ort::UnownedValue attention = output(kAttention, shape.OutputShape(attributes_));
+  Ort::UnownedValue present_key = output(kPresentKey, shape.PresentShape(attributes_));
+  Ort::UnownedValue present_value = output(kPresentValue, shape.PresentShape(attributes_));
+  if (runs_stock) {
+    stock_.Invoke(context, attention, present_key, present_value);
+    return;
+  }
+  args.output = attention.GetTensorMutableRawData();
+  args.present_key = present_key.GetTensorMutableRawData();
+  args.present_value = present_value.GetTensorMutableRawData();
+  Decode(context, args);
+}
+
+OrtStatusPtr GqaKernel::ComputeV2(OrtKernelContext* context) const noexcept {
+  return AsStatus([&] { Compute(context); });
+}
+
+OrtStatusPtr GqaOp::CreateKernelV2(const OrtApi& /*api*/, const OrtKernelInfo* info,
+                                   void** kernel) const noexcept {
+  return AsStatus([&] { *kernel = new GqaKernel(Ort::ConstKernelInfo(info), type_); });
+}
+
+ONNXTensorElementDataType GqaOp::GetInputType(size_t index) const {
+  return TypeOf(index, OnnxType(type_));
+}
+
+ONNXTensorElementDataType GqaOp::GetOutputType(size_t /*index*/) const { return OnnxType(type_); }
+
+OrtCustomOpInputOutputCharacteristic GqaOp::GetInputCharacteristic(size_t index) const {
+  return IsRequired(static_cast<Input>(index)) ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+}
+
+OrtCustomOpInputOutputCharacteristic GqaOp::GetOutputCharacteristic(size_t index) const {
+  return index == kAttention ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
+}
+
+}  // namespace lean_attention::onnxruntime

@@ -1,0 +1,94 @@
+#include "ops/onnxruntime/gqa_schema.h"
+
+#include <cmath>
+#include <limits>
+
+#include "ops/onnxruntime/attribute_reader.h"
+
+namespace lean_attention::onnxruntime {
+namespace {
+
+int32_t ReadHeads(const Ort::ConstKernelInfo& info, const std::string& node, const char* name) {
+  const std::optional<int64_t> heads = FindAttribute<int64_t>(info, name);
+  Require(heads.has_value(), node, ": the attribute ", name, " is missing");
+  Require(*heads > 0 && *heads <= 65536, node, ": the attribute ", name, " is ", *heads,
+          "; it must be between 1 and 65536");
+  return static_cast<int32_t>(*heads);
+}
+
+bool ReadFlag(const Ort::ConstKernelInfo& info, const char* name) {
+  return FindAttribute<int64_t>(info, name).value_or(0) == 1;
+}
+
+void ReadSchedule(const Ort::ConstKernelInfo& info, Attributes* attributes) {
+  const std::string name = FindAttribute<std::string>(info, "schedule").value_or("auto");
+  if (name == "lean") {
+    attributes->schedule = Schedule::kLean;
+  } else if (name == "fixed_split") {
+    attributes->schedule = Schedule::kFixedSplit;
+  } else if (name == "direct") {
+    attributes->schedule = Schedule::kDirect;
+  } else if (name == "stock") {
+    attributes->always_stock = true;
+  } else {
+    Require(name == "auto", attributes->node, ": the attribute schedule is '", name,
+            "'; it must be auto, lean, fixed_split, direct or stock");
+  }
+}
+
+// What the rewriter leaves stock; a hand-made node gets an error that names the feature.
+void RefuseUnsupported(const Ort::ConstKernelInfo& info, const std::string& node) {
+  const auto refuse = [&](const char* feature) {
+    Fail(ORT_NOT_IMPLEMENTED, node, ": ", kOpName, " does not implement ", feature, "; use ",
+         kStockDomain, ".", kStockOpName, " for this node");
+  };
+  for (const char* name : {"k_quant_type", "v_quant_type"}) {
+    if (FindAttribute<std::string>(info, name).value_or("NONE") != "NONE") {
+      refuse("quantized caches (k_quant_type, v_quant_type)");
+    }
+  }
+  if (FindAttribute<int64_t>(info, "kv_cache_bit_width").value_or(0) != 0) {
+    refuse("quantized caches (kv_cache_bit_width)");
+  }
+  if (ReadFlag(info, "sliding_window_cache")) refuse("sliding_window_cache");
+  if (FindAttribute<int64_t>(info, "qk_output").value_or(0) != 0) refuse("qk_output");
+  if (FindAttribute<int64_t>(info, "causal").value_or(1) != 1) refuse("causal = 0");
+}
+
+}  // namespace
+
+Attributes ReadAttributes(const Ort::ConstKernelInfo& info) {
+  Attributes attributes;
+  attributes.node = info.GetNodeName();
+  if (attributes.node.empty()) attributes.node = kOpName;
+  const std::string& node = attributes.node;
+
+  RefuseUnsupported(info, node);
+  attributes.num_heads = ReadHeads(info, node, "num_heads");
+  attributes.kv_num_heads = ReadHeads(info, node, "kv_num_heads");
+  Require(attributes.num_heads % attributes.kv_num_heads == 0, node, ": num_heads is ",
+          attributes.num_heads, ", which is no multiple of kv_num_heads, ",
+          attributes.kv_num_heads);
+
+  const float scale = FindAttribute<float>(info, "scale").value_or(0.0f);
+  Require(std::isfinite(scale), node, ": the attribute scale is ", scale, "; it must be finite");
+  if (scale != 0.0f) attributes.scale = scale;
+  attributes.softcap = FindAttribute<float>(info, "softcap").value_or(0.0f);
+  Require(std::isfinite(attributes.softcap) && attributes.softcap >= 0, node,
+          ": the attribute softcap is ", attributes.softcap,
+          "; it must be positive, or 0 for none");
+
+  const int64_t window = FindAttribute<int64_t>(info, "local_window_size").value_or(-1);
+  Require(window == -1 || (window > 0 && window <= std::numeric_limits<int32_t>::max()), node,
+          ": the attribute local_window_size is ", window,
+          "; it must be -1 (no window) or from 1 to ", std::numeric_limits<int32_t>::max());
+  attributes.local_window_size = window;
+
+  attributes.do_rotary = ReadFlag(info, "do_rotary");
+  attributes.rotary_interleaved = ReadFlag(info, "rotary_interleaved");
+  attributes.smooth_softmax = ReadFlag(info, "smooth_softmax");
+  ReadSchedule(info, &attributes);
+  return attributes;
+}
+
+}  // namespace lean_attention::onnxruntime

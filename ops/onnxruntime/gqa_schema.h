@@ -1,0 +1,103 @@
+// Inputs, outputs and attributes of LeanGroupQueryAttention: those of
+// com.microsoft.GroupQueryAttention, in its order, and our own.
+
+#ifndef LEAN_ATTENTION_OPS_ONNXRUNTIME_GQA_SCHEMA_H_
+#define LEAN_ATTENTION_OPS_ONNXRUNTIME_GQA_SCHEMA_H_
+
+#include <optional>
+#include <string>
+
+#include "ops/decode/schedule.h"
+#include "ops/onnxruntime/ort.h"
+
+namespace lean_attention::onnxruntime {
+
+inline constexpr char kDomain[] = "com.leanattention";
+inline constexpr char kOpName[] = "LeanGroupQueryAttention";
+inline constexpr char kStockDomain[] = "com.microsoft";
+inline constexpr char kStockOpName[] = "GroupQueryAttention";
+
+enum Input : size_t {
+  kQuery,
+  kKey,
+  kValue,
+  kPastKey,
+  kPastValue,
+  kSeqlensK,
+  kTotalSequenceLength,
+  kCosCache,
+  kSinCache,
+  kPositionIds,
+  kAttentionBias,
+  kHeadSink,
+  kKScale,
+  kVScale,
+  kQNormWeight,
+  kKNormWeight,
+  kQuerySeqlens,
+  kInputCount
+};
+
+enum Output : size_t { kAttention, kPresentKey, kPresentValue, kOutputQk, kOutputCount };
+
+inline constexpr const char* kInputNames[kInputCount] = {"query",
+                                                         "key",
+                                                         "value",
+                                                         "past_key",
+                                                         "past_value",
+                                                         "seqlens_k",
+                                                         "total_sequence_length",
+                                                         "cos_cache",
+                                                         "sin_cache",
+                                                         "position_ids",
+                                                         "attention_bias",
+                                                         "head_sink",
+                                                         "k_scale",
+                                                         "v_scale",
+                                                         "q_norm_weight",
+                                                         "k_norm_weight",
+                                                         "query_seqlens"};
+
+constexpr bool IsRequired(Input input) {
+  return input == kQuery || input == kSeqlensK || input == kTotalSequenceLength;
+}
+
+// The element type of an input, for a kernel whose tensors are of type `tensor`.
+constexpr ONNXTensorElementDataType TypeOf(size_t input, ONNXTensorElementDataType tensor) {
+  switch (input) {
+    case kSeqlensK:
+    case kTotalSequenceLength:
+    case kQuerySeqlens:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+    case kPositionIds:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+    case kKScale:
+    case kVScale:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    default:
+      return tensor;
+  }
+}
+
+// A node's attributes; defaults are the stock operator's.
+struct Attributes {
+  std::string node;  // name, for messages
+  int32_t num_heads;
+  int32_t kv_num_heads;
+  std::optional<float> scale;  // default 1 / sqrt(head_size)
+  float softcap = 0;
+  int64_t local_window_size = -1;
+  bool do_rotary = false;
+  bool rotary_interleaved = false;
+  bool smooth_softmax = false;
+  // "auto" and "lean" are empty and kLean; "stock" sets always_stock.
+  std::optional<Schedule> schedule;
+  bool always_stock = false;
+};
+
+// Throws Ort::Exception for values and features that neither we nor the stock operator may run.
+Attributes ReadAttributes(const Ort::ConstKernelInfo& info);
+
+}  // namespace lean_attention::onnxruntime
+
+#endif  // LEAN_ATTENTION_OPS_ONNXRUNTIME_GQA_SCHEMA_H_

@@ -1,0 +1,40 @@
+"""The console command ``lean-attention``; also ``python -m lean_attention``."""
+
+import sys
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from lean_attention.commands.doctor import doctor
+from lean_attention.commands.export import export
+from lean_attention.commands.generate import generate
+from lean_attention.commands.rewrite import rewrite
+from lean_attention.errors import LeanAttentionError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="lean-attention",
+    help="LeanAttention for ONNX Runtime: rewrite, run and measure exported models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (doctor, export, rewrite, generate):
+    app.command()(command)
+
+
+def main() -> None:
+    """Runs the command line; an error the user can mend is one line and exit status 1."""
+    try:
+        app()
+    except LeanAttentionError as error:
+        Console(stderr=True, soft_wrap=True).print(
+            Text.assemble(("error:", "bold red"), " ", str(error))
+        )
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""`lean-attention doctor`: what is installed here, and whether it works together."""
+
+import platform
+from importlib.metadata import distributions
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, helper
+from rich.console import Console
+from rich.table import Table
+
+import lean_attention
+from lean_attention import kernels
+from lean_attention.errors import LeanAttentionError
+
+__all__ = ["doctor"]
+
+_COMPANIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-genai", "onnx", "onnx-ir", "optimum")
+
+
+def _versions() -> dict[str, str]:
+    found = {"Python": platform.python_version(), "lean-attention": lean_attention.__version__}
+    installed = {
+        distribution.name.lower(): distribution.version for distribution in distributions()
+    }
+    return found | {name: installed[name] for name in _COMPANIONS if name in installed}
+
+
+def _run_one_step() -> None:
+    """Runs the operator on one token and checks that attention to itself returns its value."""
+    names = ["query", "key", "value", "", "", "seqlens_k", "total_sequence_length"]
+    node = helper.make_node(
+        "LeanGroupQueryAttention",
+        names,
+        ["output", "present_key", "present_value"],
+        domain="com.leanattention",
+        num_heads=2,
+        kv_num_heads=1,
+    )
+    kinds = {"seqlens_k": TensorProto.INT32, "total_sequence_length": TensorProto.INT32}
+    shapes = {
+        "query": [1, 1, 16],
+        "key": [1, 1, 8],
+        "value": [1, 1, 8],
+        "seqlens_k": [1],
+        "total_sequence_length": [],
+    }
+    graph = helper.make_graph(
+        [node],
+        "doctor",
+        [
+            helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), shape)
+            for name, shape in shapes.items()
+        ],
+        [
+            helper.make_tensor_value_info("output", TensorProto.FLOAT, [1, 1, 16]),
+            helper.make_tensor_value_info("present_key", TensorProto.FLOAT, [1, 1, 1, 8]),
+            helper.make_tensor_value_info("present_value", TensorProto.FLOAT, [1, 1, 1, 8]),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.leanattention", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    options = onnxruntime.SessionOptions()
+    lean_attention.register_custom_ops(options)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    value = np.arange(8, dtype=np.float32).reshape(1, 1, 8)
+    feeds = {
+        "query": np.ones((1, 1, 16), np.float32),
+        "key": np.ones((1, 1, 8), np.float32),
+        "value": value,
+        "seqlens_k": np.zeros(1, np.int32),
+        "total_sequence_length": np.array(1, np.int32),
+    }
+    output = session.run(["output"], feeds)[0]
+    if not np.array_equal(output, np.tile(value, 2)):
+        raise LeanAttentionError(
+            f"the operator runs but computes {output.ravel().tolist()} where two copies of "
+            f"{value.ravel().tolist()} are right; please report this with the lines above"
+        )
+
+
+def doctor() -> None:
+    """Print versions, providers and instruction set, and check that the operator runs here."""
+    table = Table(show_header=False, box=None)
+    for name, found in _versions().items():
+        table.add_row(name, found)
+    table.add_row("machine", f"{platform.system()} {platform.machine()}")
+    table.add_row("providers", ", ".join(onnxruntime.get_available_providers()))
+    console = Console(soft_wrap=True)
+    console.print(table)
+    path = lean_attention.get_library_path()
+    console.print(f"library: {path} (version {kernels.library_version()})", highlight=False)
+    target = kernels.cpu_target()
+    if target is None:
+        raise LeanAttentionError(
+            "this processor has none of the instruction sets that the library was compiled for; "
+            "the operator hands everything to the stock one"
+        )
+    console.print(f"instruction set: {target}", highlight=False)
+    try:
+        _run_one_step()
+    except LeanAttentionError:
+        raise
+    except Exception as error:  # ONNX Runtime raises several unrelated types.
+        raise LeanAttentionError(f"the operator does not run here: {error}") from error
+    console.print("[green]✓[/] the library loads and the operator runs")

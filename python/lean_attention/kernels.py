@@ -1,0 +1,187 @@
+"""The library's plain C functions, over NumPy arrays: the kernel without ONNX Runtime around it."""
+
+import ctypes
+from enum import IntEnum
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lean_attention.errors import LeanAttentionError
+from lean_attention.library import get_library_path
+
+__all__ = ["Schedule", "cpu_target", "decode", "library_version"]
+
+
+class Schedule(IntEnum):
+    """How the stream of tiles is cut into shares; the result does not depend on it."""
+
+    LEAN = 0
+    FIXED_SPLIT = 1
+    DIRECT = 2
+
+
+class _Decode(ctypes.Structure):
+    """struct lean_attention_decode of ops/c_api/c_api.h, field by field."""
+
+    _fields_ = (
+        ("type", ctypes.c_int32),
+        ("batch_size", ctypes.c_int32),
+        ("sequence_length", ctypes.c_int32),
+        ("num_heads", ctypes.c_int32),
+        ("kv_num_heads", ctypes.c_int32),
+        ("head_size", ctypes.c_int32),
+        ("cache_rows", ctypes.c_int64),
+        ("local_window_size", ctypes.c_int64),
+        ("seqlens_k", ctypes.c_void_p),
+        ("query", ctypes.c_void_p),
+        ("key", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),
+        ("key_cache", ctypes.c_void_p),
+        ("value_cache", ctypes.c_void_p),
+        ("cos_cache", ctypes.c_void_p),
+        ("sin_cache", ctypes.c_void_p),
+        ("rotary_rows", ctypes.c_int64),
+        ("rotary_half", ctypes.c_int32),
+        ("rotary_interleaved", ctypes.c_int32),
+        ("head_sink", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("output", ctypes.c_void_p),
+    )
+
+
+_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(get_library_path()))
+    for name in ("version", "cpu_target"):
+        getattr(library, f"lean_attention_{name}").restype = ctypes.c_char_p
+    library.lean_attention_status_message.restype = ctypes.c_char_p
+    library.lean_attention_status_message.argtypes = (ctypes.c_int32,)
+    library.lean_attention_cpu_decode.restype = ctypes.c_int32
+    library.lean_attention_cpu_decode.argtypes = (
+        ctypes.POINTER(_Decode),
+        ctypes.c_int32,
+        ctypes.c_int64,
+        ctypes.c_uint64,
+    )
+    return library
+
+
+def library_version() -> str:
+    """Returns the version that the library was built as."""
+    version: bytes = _library().lean_attention_version()
+    return version.decode()
+
+
+def cpu_target() -> str | None:
+    """Returns the instruction set of the CPU kernel ("AVX2", ...); None: this machine has none."""
+    target: bytes | None = _library().lean_attention_cpu_target()
+    return target.decode() if target else None
+
+
+def _pointer(
+    name: str, array: NDArray[Any] | None, dtype: np.dtype[Any], *shape: int
+) -> int | None:
+    """Returns an array's address after checking all that the C function cannot."""
+    if array is None:
+        return None
+    if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+        raise LeanAttentionError(
+            f"{name} is {array.dtype} {array.shape}, C-contiguous: {array.flags.c_contiguous}; "
+            f"expected contiguous {dtype} {shape}"
+        )
+    return int(array.ctypes.data)
+
+
+def decode(
+    query: NDArray[Any],
+    key: NDArray[Any],
+    value: NDArray[Any],
+    key_cache: NDArray[Any],
+    value_cache: NDArray[Any],
+    seqlens_k: NDArray[np.int32],
+    *,
+    cos_cache: NDArray[Any] | None = None,
+    sin_cache: NDArray[Any] | None = None,
+    rotary_interleaved: bool = False,
+    local_window_size: int = -1,
+    head_sink: NDArray[Any] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    schedule: Schedule = Schedule.LEAN,
+    amount: int = 1,
+    order_seed: int = 0,
+) -> NDArray[Any]:
+    """Runs one decode step on the calling thread; appends to the caches in place.
+
+    Shapes: B sequences, S new tokens, N query heads, K KV heads (N a multiple), H head size, C rows
+    of cache. All tensors but seqlens_k are of one type, float32 or float16.
+
+    Args:
+        query: [B, S, N, H], not rotated.
+        key: [B, S, K, H], not rotated.
+        value: [B, S, K, H].
+        key_cache: [B, K, C, H], changed in place.
+        value_cache: [B, K, C, H], changed in place.
+        seqlens_k: [B] int32, valid rows of each sequence after this step, less one.
+        cos_cache: [positions, at most H / 2]; None: no rotary embedding.
+        sin_cache: As cos_cache.
+        rotary_interleaved: Whether pairs are neighbours instead of halves.
+        local_window_size: Keys that a query sees, its own included; -1: all.
+        head_sink: [N] scores that join the softmax's denominator.
+        scale: Of the scores; None: 1 / sqrt(H).
+        softcap: 0, or the bound of cap * tanh(score / cap).
+        schedule: How the tiles are cut into shares.
+        amount: Shares (lean) or pieces per sequence and head (fixed_split); ignored for direct.
+        order_seed: The order in which shares run is drawn from it; 0: their own.
+
+    Returns:
+        [B, S, N, H].
+
+    Raises:
+        LeanAttentionError: A shape, type or length that the kernel does not accept.
+    """
+    dtype = query.dtype
+    if dtype not in _TYPES or query.ndim != 4 or key.ndim != 4 or key_cache.ndim != 4:
+        raise LeanAttentionError(
+            "query, key and the caches must be float32 or float16 with 4 dimensions"
+        )
+    batch, tokens, heads, size = query.shape
+    kv_heads, rows = key.shape[2], key_cache.shape[2]
+    positions, half = (0, 0) if cos_cache is None else cos_cache.shape
+    output = np.full_like(query, np.nan)
+    step = _Decode(
+        type=_TYPES[dtype],
+        batch_size=batch,
+        sequence_length=tokens,
+        num_heads=heads,
+        kv_num_heads=kv_heads,
+        head_size=size,
+        cache_rows=rows,
+        local_window_size=local_window_size,
+        seqlens_k=_pointer("seqlens_k", seqlens_k, np.dtype(np.int32), batch),
+        query=_pointer("query", query, dtype, *query.shape),
+        key=_pointer("key", key, dtype, batch, tokens, kv_heads, size),
+        value=_pointer("value", value, dtype, batch, tokens, kv_heads, size),
+        key_cache=_pointer("key_cache", key_cache, dtype, batch, kv_heads, rows, size),
+        value_cache=_pointer("value_cache", value_cache, dtype, batch, kv_heads, rows, size),
+        cos_cache=_pointer("cos_cache", cos_cache, dtype, positions, half),
+        sin_cache=_pointer("sin_cache", sin_cache, dtype, positions, half),
+        rotary_rows=positions,
+        rotary_half=half,
+        rotary_interleaved=rotary_interleaved,
+        head_sink=_pointer("head_sink", head_sink, dtype, heads),
+        scale=size**-0.5 if scale is None else scale,
+        softcap=softcap,
+        output=_pointer("output", output, dtype, *output.shape),
+    )
+    library = _library()
+    status = library.lean_attention_cpu_decode(step, schedule, amount, order_seed)
+    if status != 0:
+        raise LeanAttentionError(library.lean_attention_status_message(status).decode())
+    return output

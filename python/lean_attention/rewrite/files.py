@@ -1,0 +1,113 @@
+"""Links, copies, and nothing half-written."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import open as open_with_progress
+
+from lean_attention.errors import LeanAttentionError
+
+__all__ = ["check_destination", "link_or_copy", "make_folders", "staging_folder"]
+
+COPY_CHUNK_BYTES = 16 << 20
+# Below this a copy is over before a progress bar could be read.
+PROGRESS_FROM_BYTES = 256 << 20
+
+
+def check_destination(source: Path, destination: Path) -> None:
+    """Refuses a source that is not there and a destination that is already taken.
+
+    Raises:
+        LeanAttentionError: The message says which, and what to do.
+    """
+    if not source.exists():
+        raise LeanAttentionError(
+            f"there is no model at {source}; give a model file or a folder with genai_config.json"
+        )
+    if destination.exists() and destination.samefile(source):
+        raise LeanAttentionError(
+            f"{destination} is the source itself; name another destination, the source stays as "
+            "it is"
+        )
+    if destination.exists() or destination.is_symlink():
+        raise LeanAttentionError(
+            f"{destination} exists already; remove it or name another destination"
+        )
+    if source.is_dir() and destination.resolve().is_relative_to(source.resolve()):
+        raise LeanAttentionError(
+            f"{destination} lies inside the source folder; name a destination outside of it"
+        )
+
+
+@contextmanager
+def staging_folder(destination: Path) -> Iterator[tuple[Path, ExitStack]]:
+    """A temporary folder beside a destination, to build in what is then moved into place.
+
+    Missing parents of the destination are made. Whatever ends the block early, Ctrl-C included,
+    the folder, those parents and everything that was noted on the stack are undone.
+
+    Args:
+        destination: The file or folder to be written in the end.
+
+    Yields:
+        The folder, and the stack on which to note how to undo each further step.
+    """
+    parent = destination.parent
+    with ExitStack() as undo:
+        make_folders(parent, undo)
+        staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=parent))
+        try:
+            yield staging, undo
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        undo.pop_all()
+
+
+def make_folders(folder: Path, undo: ExitStack) -> None:
+    """Makes a folder and its missing parents, and notes on the stack how to undo that."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir()
+        undo.callback(_remove_if_empty, path)
+
+
+def link_or_copy(source: Path, destination: Path) -> None:
+    """Places a file by a hard link, or by a copy where the file system allows no link.
+
+    A symbolic link is followed: ONNX Runtime refuses data that one takes out of the model's
+    folder. A copy of a large file shows a progress bar on a terminal.
+
+    Args:
+        source: The file to place.
+        destination: Its new path; nothing is there yet.
+    """
+    real = source.resolve()
+    try:
+        os.link(real, destination)
+    except OSError:
+        # Another file system, too many links, or links forbidden: where the trouble is another,
+        # the copy meets and reports it.
+        console = Console(stderr=True)
+        small = real.stat().st_size < PROGRESS_FROM_BYTES
+        with (
+            open_with_progress(
+                real,
+                "rb",
+                description=f"Copying {source.name}",
+                console=console,
+                transient=True,
+                disable=small or not console.is_terminal,
+            ) as reader,
+            destination.open("xb") as writer,
+        ):
+            shutil.copyfileobj(reader, writer, COPY_CHUNK_BYTES)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()

@@ -1,0 +1,104 @@
+"""A model folder of onnxruntime-genai."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lean_attention.errors import LeanAttentionError
+from lean_attention.library import LIBRARY_NAME, get_library_path
+from lean_attention.rewrite.files import link_or_copy, staging_folder
+from lean_attention.rewrite.model_file import ModelFile, check_location
+from lean_attention.rewrite.report import RewriteResult
+
+__all__ = ["GENAI_CONFIG", "rewrite_folder"]
+
+GENAI_CONFIG = "genai_config.json"
+# Smaller files are copied, so that editing one in the new folder leaves the source alone.
+LINK_FROM_BYTES = 16 << 20
+
+
+def rewrite_folder(source: Path, destination: Path, *, schedule: str) -> RewriteResult:
+    """Rewrites the decoder of a model folder and makes the folder load the operator library.
+
+    onnxruntime-genai accepts a library only by its bare name and inside the model folder, so the
+    library is copied in.
+
+    Args:
+        source: The model folder, an absolute path.
+        destination: The folder to write, an absolute path where nothing is yet.
+        schedule: The operator's ``schedule`` attribute.
+
+    Raises:
+        LeanAttentionError: See ``lean_attention.rewrite``.
+    """
+    if destination.suffix == ".onnx":
+        raise LeanAttentionError(
+            f"{source} is a folder, so the destination must be one too, and {destination.name} "
+            "names a file"
+        )
+    config_path = source / GENAI_CONFIG
+    config, decoder = _read_config(config_path)
+    path = check_location(config_path, decoder["filename"])
+    if not path.is_file():
+        raise LeanAttentionError(
+            f"{config_path} names the model {path.name}, which is not there; put it back"
+        )
+    file = ModelFile.read(path)
+    replaced, left = file.rewrite(schedule=schedule)
+    _name_library(config_path, decoder)
+    library = get_library_path()
+
+    data = {file.path.parent / location for location in file.data_locations()}
+    rewritten = {file.path, config_path, source / LIBRARY_NAME}
+
+    def place(origin: str, target: str) -> None:
+        original = Path(origin)
+        if original in rewritten:
+            return
+        if original in data or original.stat().st_size >= LINK_FROM_BYTES:
+            link_or_copy(original, Path(target))
+        else:
+            shutil.copy2(origin, target)
+
+    with staging_folder(destination) as (staging, _):
+        shutil.copytree(source, staging, copy_function=place, dirs_exist_ok=True)
+        file.write(staging / file.path.relative_to(source))
+        shutil.copy(library, staging / LIBRARY_NAME)
+        text = json.dumps(config, indent=4, ensure_ascii=False)
+        (staging / GENAI_CONFIG).write_text(text, encoding="utf-8")
+        staging.rename(destination)
+    return RewriteResult(source, destination, replaced, left)
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration, and the decoder's part of it."""
+    if not path.is_file():
+        raise LeanAttentionError(
+            f"{path.parent} has no {GENAI_CONFIG}, so it is not a model folder of "
+            "onnxruntime-genai; name the model file instead"
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise LeanAttentionError(f"{path} is not valid JSON: {error}") from error
+    try:
+        decoder = config["model"]["decoder"]
+        if isinstance(decoder["filename"], str):
+            return config, decoder
+    except (KeyError, TypeError):
+        pass
+    raise LeanAttentionError(
+        f"{path} names no model.decoder.filename; rewrite the decoder's model file by itself"
+    )
+
+
+def _name_library(path: Path, decoder: dict[str, Any]) -> None:
+    options = decoder.setdefault("session_options", {})
+    other = options.get("custom_ops_library", LIBRARY_NAME)
+    if other != LIBRARY_NAME:
+        raise LeanAttentionError(
+            f"{path} loads the operator library {other!r} already, and onnxruntime-genai loads "
+            "only one"
+        )
+    options["custom_ops_library"] = LIBRARY_NAME

@@ -1,0 +1,26 @@
+"""The rewriting rules: one file for each kind of node."""
+
+from typing import Protocol
+
+import onnx_ir as ir
+
+from lean_attention.rewrite.rules.group_query_attention import GroupQueryAttention
+from lean_attention.rewrite.value_types import ValueTypes
+
+__all__ = ["RULES", "Rule"]
+
+
+class Rule(Protocol):
+    """Replaces one kind of attention node."""
+
+    def match(self, node: ir.Node) -> bool:
+        """Whether this rule is the one for the node."""
+
+    def check(self, node: ir.Node, types: ValueTypes) -> str | None:
+        """Why the node must be left as it is, as a clause; None where it can be replaced."""
+
+    def rewrite(self, node: ir.Node, types: ValueTypes, schedule: str) -> None:
+        """Replaces a node that passed the check, in place."""
+
+
+RULES: tuple[Rule, ...] = (GroupQueryAttention(),)

@@ -1,0 +1,291 @@
+"""A decoder model: its session, its inputs and outputs, its limits."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from lean_attention.errors import LeanAttentionError
+from lean_attention.library import register_custom_ops
+from lean_attention.runtime.graph import GraphFacts, read_graph
+
+__all__ = ["DecoderModel"]
+
+# The provider's name in ONNX Runtime, and the device that its tensors live on.
+PROVIDERS = {
+    "cpu": ("CPUExecutionProvider", "cpu"),
+    "cuda": ("CUDAExecutionProvider", "cuda"),
+    "rocm": ("ROCMExecutionProvider", "cuda"),
+}
+
+DTYPES: dict[str, npt.DTypeLike] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+Configure = Callable[[onnxruntime.SessionOptions], None]
+
+
+@dataclass(frozen=True)
+class DecoderModel:
+    """A decoder model, loaded; create it with `load`.
+
+    A model is what several generations share. What one generation changes (its caches, its
+    lengths) is a `DecodeSession`.
+
+    Attributes:
+        path: The model file.
+        session: The ``onnxruntime.InferenceSession``.
+        device: Where the caches live: ``cpu`` or ``cuda``.
+        num_layers: Attention layers, each with a key and a value cache.
+        kv_num_heads: Key and value heads of a layer.
+        head_size: Elements of a head.
+        vocab_size: Entries of a row of logits.
+        cache_dtype: float32 or float16.
+        logits_dtype: float32 or float16.
+        takes_position_ids: Whether ``position_ids`` is an input.
+        last_logits_only: Whether the logits are [B, 1, V] for the last position of a run, instead
+            of [B, S, V].
+        context_length: The most tokens that a row may hold, prompt and answer together.
+        stop_tokens: The ids that end an answer; may be empty.
+        pad_token: The id that fills the right of short prompts.
+        rope_switch: LongRoPE: the length above which another rotary table holds; else None.
+        window_rows: The fewest rows that a cache may have.
+    """
+
+    path: Path
+    session: onnxruntime.InferenceSession
+    device: str
+    num_layers: int
+    kv_num_heads: int
+    head_size: int
+    vocab_size: int
+    cache_dtype: np.dtype[Any]
+    logits_dtype: np.dtype[Any]
+    takes_position_ids: bool
+    last_logits_only: bool
+    context_length: int
+    stop_tokens: tuple[int, ...]
+    pad_token: int
+    rope_switch: int | None
+    window_rows: int
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        threads: int | None = None,
+        provider: str = "cpu",
+        allow_spinning: bool = True,
+        context_length: int | None = None,
+        stop_tokens: Sequence[int] | None = None,
+        configure: Configure | None = None,
+    ) -> "DecoderModel":
+        """Loads a model and checks that it is a decoder that the runtime can drive.
+
+        The operator library is registered when the model uses ``com.leanattention``.
+
+        Args:
+            path: A model file, or a folder with a ``genai_config.json``.
+            threads: Threads of the session; None leaves the choice to ONNX Runtime.
+            provider: ``cpu``, ``cuda`` or ``rocm``.
+            allow_spinning: Whether idle threads of the session spin. Off when several sessions
+                are timed in one process, whose pools steal the cores from each other.
+            context_length: Overrides the configuration's; at most what the rotary tables hold.
+            stop_tokens: Overrides the configuration's.
+            configure: Called with the ``onnxruntime.SessionOptions`` before the session is
+                created, for profiling and every other setting.
+
+        Raises:
+            LeanAttentionError: No such file, an unreadable one, a session that ONNX Runtime
+                refuses, an input or output that is missing or of an unknown type, a context length
+                that is unknown or beyond the rotary tables, or an unknown provider.
+        """
+        if provider not in PROVIDERS:
+            raise LeanAttentionError(
+                f"unknown provider {provider!r}; choose one of {', '.join(PROVIDERS)}"
+            )
+        if threads is not None and threads < 1:
+            raise LeanAttentionError(f"threads must be at least 1, not {threads}")
+        file, config = _locate(Path(path))
+        facts = read_graph(file)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or 0
+        options.add_session_config_entry(
+            "session.intra_op.allow_spinning", "1" if allow_spinning else "0"
+        )
+        if facts.uses_custom_ops:
+            register_custom_ops(options)
+        if configure is not None:
+            configure(options)
+        name, device = PROVIDERS[provider]
+        if name not in onnxruntime.get_available_providers():
+            raise LeanAttentionError(
+                f"this ONNX Runtime {onnxruntime.__version__} has no {name}, only "
+                f"{', '.join(onnxruntime.get_available_providers())}; install the package that "
+                "has it"
+            )
+        try:
+            session = onnxruntime.InferenceSession(file, options, providers=[name])
+        except Exception as error:  # ONNX Runtime raises several unrelated types
+            reason = (str(error).strip().splitlines() or [repr(error)])[0]
+            raise LeanAttentionError(f"ONNX Runtime cannot load {file}: {reason}") from error
+        if name not in session.get_providers():
+            raise LeanAttentionError(
+                f"{name} could not start and ONNX Runtime fell back to "
+                f"{', '.join(session.get_providers())}; its warning says why"
+            )
+        layers = _check_io(session, file, facts)
+        shape = _inputs(session)["past_key_values.0.key"].shape
+        head_size = next(
+            (
+                size
+                for size in (shape[3], config.get("decoder", {}).get("head_size"), facts.head_size)
+                if isinstance(size, int)
+            ),
+            None,
+        )
+        if head_size is None or not isinstance(shape[1], int):
+            raise LeanAttentionError(
+                f"the heads of {file} have no fixed size; export it with the onnxruntime-genai "
+                "model builder, whose genai_config.json names it"
+            )
+        logits = _outputs(session)["logits"]
+        stops = _token_ids(config.get("eos_token_id")) if stop_tokens is None else stop_tokens
+        pads = _token_ids(config.get("pad_token_id"))
+        return cls(
+            path=file,
+            session=session,
+            device=device,
+            num_layers=layers,
+            kv_num_heads=shape[1],
+            head_size=head_size,
+            vocab_size=logits.shape[2],
+            cache_dtype=np.dtype(DTYPES[_inputs(session)["past_key_values.0.key"].type]),
+            logits_dtype=np.dtype(DTYPES[logits.type]),
+            takes_position_ids="position_ids" in _inputs(session),
+            last_logits_only=logits.shape[1] == 1,
+            context_length=_context_length(context_length, config, facts, file),
+            stop_tokens=tuple(stops),
+            pad_token=pads[0] if pads and 0 <= pads[0] < logits.shape[2] else 0,
+            rope_switch=facts.rope_switch,
+            window_rows=facts.window_rows,
+        )
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the model file, where its tokenizer lies."""
+        return self.path.parent
+
+
+def _locate(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Returns the model file and the ``model`` part of the folder's genai_config.json, if any."""
+    if not path.exists():
+        raise LeanAttentionError(f"there is no model at {path}")
+    folder = path if path.is_dir() else path.parent
+    config_path = folder / "genai_config.json"
+    if not config_path.is_file():
+        if path.is_dir():
+            raise LeanAttentionError(
+                f"{path} has no genai_config.json; name the model file in it instead"
+            )
+        return path, {}
+    try:
+        config = json.loads(config_path.read_text(encoding="utf-8"))["model"]
+        filename = config["decoder"]["filename"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LeanAttentionError(
+            f"{config_path} is not a configuration of onnxruntime-genai for a decoder "
+            f"({type(error).__name__}: {error}); export the model again"
+        ) from error
+    if not path.is_dir():
+        return path, config
+    if not (folder / filename).is_file():
+        raise LeanAttentionError(f"{config_path} names {filename}, which is not in the folder")
+    return folder / filename, config
+
+
+def _inputs(session: onnxruntime.InferenceSession) -> dict[str, Any]:
+    return {value.name: value for value in session.get_inputs()}
+
+
+def _outputs(session: onnxruntime.InferenceSession) -> dict[str, Any]:
+    return {value.name: value for value in session.get_outputs()}
+
+
+def _check_io(session: onnxruntime.InferenceSession, file: Path, facts: GraphFacts) -> int:
+    """Checks names and types of inputs and outputs; returns the number of layers."""
+    inputs, outputs = _inputs(session), _outputs(session)
+    layers = sum(bool(re.fullmatch(r"past_key_values\.\d+\.key", name)) for name in inputs)
+    caches = [f"{i}.{part}" for i in range(max(layers, 1)) for part in ("key", "value")]
+    missing = [
+        f"{kind} {name}"
+        for kind, known, wanted in (
+            ("input", inputs, ["input_ids", "attention_mask"]),
+            ("input", inputs, [f"past_key_values.{cache}" for cache in caches]),
+            ("output", outputs, ["logits"]),
+            ("output", outputs, [f"present.{cache}" for cache in caches]),
+        )
+        for name in wanted
+        if name not in known
+    ]
+    if missing:
+        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        raise LeanAttentionError(
+            f"{file} is not a decoder with a cache: it has no {', '.join(missing[:4])}{more}; "
+            "export it with the onnxruntime-genai model builder"
+        )
+    known = {"input_ids", "attention_mask", "position_ids"}
+    known.update(f"past_key_values.{cache}" for cache in caches)
+    if unknown := sorted(inputs.keys() - known):
+        raise LeanAttentionError(
+            f"{file} takes {', '.join(unknown[:4])}, which the runtime does not know how to feed"
+        )
+    for name, value in (inputs | outputs).items():
+        integer = name in ("input_ids", "attention_mask", "position_ids")
+        types = ("tensor(int64)",) if integer else tuple(DTYPES)
+        used = integer or name == "logits" or name.startswith(("past_key", "present."))
+        if used and value.type not in types:
+            raise LeanAttentionError(
+                f"{name} of {file} is {value.type}; the runtime handles {' and '.join(types)}"
+            )
+    if not isinstance(outputs["logits"].shape[-1], int) or len(outputs["logits"].shape) != 3:
+        raise LeanAttentionError(
+            f"logits of {file} has the shape {outputs['logits'].shape}, not [batch, sequence, "
+            "vocabulary] with a fixed vocabulary"
+        )
+    keys = [f"past_key_values.{i}.key" for i in range(layers)]
+    if plain := [key for key in keys if key not in facts.appending_layers]:
+        raise LeanAttentionError(
+            f"{plain[0]} of {file} does not go into a GroupQueryAttention node, which appends to "
+            "a cache in place; export it with the onnxruntime-genai model builder"
+        )
+    return layers
+
+
+def _context_length(
+    wanted: int | None, config: dict[str, Any], facts: GraphFacts, file: Path
+) -> int:
+    """Returns the argument, else the configuration's value, else the rows of the rotary tables."""
+    length = config.get("context_length", facts.rotary_rows) if wanted is None else wanted
+    if length is None:
+        raise LeanAttentionError(f"no file names the context length of {file}; pass it (--context)")
+    if not isinstance(length, int) or length < 1:
+        raise LeanAttentionError(f"a context length must be a positive number, not {length!r}")
+    if facts.rotary_rows is not None and length > facts.rotary_rows:
+        raise LeanAttentionError(
+            f"a context of {length} tokens is beyond the {facts.rotary_rows} rows of the rotary "
+            f"tables in {file}"
+        )
+    return length
+
+
+def _token_ids(value: Any) -> list[int]:
+    """Returns a configuration's token id or ids as a list."""
+    if value is None:
+        return []
+    return [int(item) for item in value] if isinstance(value, list) else [int(value)]

@@ -1,0 +1,116 @@
+"""The library as a file: what it exports, what it needs, and how the package finds it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+import lean_attention
+from lean_attention import kernels
+
+
+def test_it_exports_the_entry_points_alone() -> None:
+    symbols = subprocess.run(
+        ["nm", "-D", "--defined-only", lean_attention.get_library_path()],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\n")
+    names = {line.split()[-1] for line in symbols if line}
+    assert "RegisterCustomOps" in names
+    assert all(name == "RegisterCustomOps" or name.startswith("lean_attention_") for name in names)
+
+
+def test_it_needs_nothing_but_the_cxx_runtime() -> None:
+    needed = subprocess.run(
+        ["readelf", "-d", lean_attention.get_library_path()],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    libraries = {line.split("[")[1].rstrip("]") for line in needed.splitlines() if "NEEDED" in line}
+    prefixes = ("libstdc++.so", "libm.so", "libgcc_s.so", "libc.so", "ld-linux", "libpthread.so")
+    assert all(name.startswith(prefixes) for name in libraries), libraries
+
+
+def test_versions_agree() -> None:
+    assert kernels.library_version() == lean_attention.__version__
+
+
+def test_the_instruction_set_can_be_forced() -> None:
+    code = "from lean_attention import kernels; print(kernels.cpu_target())"
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"LEAN_ATTENTION_CPU_TARGET": target},
+        ).stdout.strip()
+        for target in ("", "no such target")
+    ]
+    assert found == [kernels.cpu_target()] * 2
+
+
+@pytest.mark.parametrize("target", ["SSE4", "AVX2"])
+def test_every_instruction_set_of_this_machine_is_right(target: str) -> None:
+    if target == "AVX2" and kernels.cpu_target() not in ("AVX2", "AVX3"):
+        pytest.skip("this machine has no AVX2")
+    tests = Path(__file__).parent / "test_schedules.py"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            tests,
+            "-k",
+            "edges or several",
+            "-p",
+            "no:cacheprovider",
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"LEAN_ATTENTION_CPU_TARGET": target},
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_a_missing_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LEAN_ATTENTION_LIBRARY", str(tmp_path / "none.so"))
+    with pytest.raises(lean_attention.LeanAttentionError, match=r"LEAN_ATTENTION_LIBRARY has no"):
+        lean_attention.get_library_path()
+
+
+def test_a_file_that_is_no_library_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.so"
+    other.write_bytes(b"not a library")
+    monkeypatch.setenv("LEAN_ATTENTION_LIBRARY", str(other))
+    with pytest.raises(lean_attention.LeanAttentionError, match="refused"):
+        lean_attention.register_custom_ops(onnxruntime.SessionOptions())
+
+
+def test_doctor_runs_the_operator() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lean_attention", "doctor"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the operator runs" in done.stdout
+    assert str(kernels.cpu_target()) in done.stdout
+
+
+def test_import_without_onnxruntime_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['onnxruntime'] = None\n"
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda n, *a: None if n == 'onnxruntime' else find(n, *a)\n"
+        "import lean_attention"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "lean-attention[cpu]" in done.stderr

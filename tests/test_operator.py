@@ -1,0 +1,472 @@
+"""The operator against the stock one and the float64 reference, on inputs that broke others."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+from gqa_node import OURS, STOCK, Case, Node, make_case, run_session
+from reference import attention
+
+# A few units in the last place of the type, at the size of the values that are averaged (up to 4).
+TOLERANCE = {np.dtype(np.float32): 2e-6, np.dtype(np.float16): 4e-3}
+
+
+def assert_matches(case: Case, results: list[NDArray[Any]], *, rows: bool = True) -> None:
+    """Compares with the reference: the output, and every valid row of the caches."""
+    expected = attention(case.step)
+    dtype = case.feeds["query"].dtype
+    tolerance = TOLERANCE[dtype]
+    assert results[0].dtype == dtype
+    np.testing.assert_allclose(results[0], expected.output, rtol=0, atol=tolerance)
+    if not rows:
+        return
+    for present, wanted in zip(
+        results[1:], (expected.present_key, expected.present_value), strict=True
+    ):
+        for b, length in enumerate(case.step.lengths):
+            np.testing.assert_allclose(
+                present[b, :, :length], wanted[b, :, :length], rtol=0, atol=4 * tolerance
+            )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("shared", [True, False])
+def test_ragged_decode_with_poisoned_tails(dtype: type, shared: bool) -> None:
+    case = make_case(
+        num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[0, 4, 15], capacity=16, dtype=dtype
+    )
+    together = case.node.run(case.feeds, shared=shared)
+    assert_matches(case, together)
+    for b, length in enumerate(case.step.lengths):
+        single = {
+            name: array[b : b + 1]
+            for name, array in case.feeds.items()
+            if name != "total_sequence_length"
+        } | {"total_sequence_length": np.array(length, np.int32)}
+        alone = case.node.run(single, shared=shared)
+        assert alone[0].tobytes() == together[0][b].tobytes()
+        for name, present in zip(("past_key", "past_value"), together[1:], strict=True):
+            past = case.feeds[name]
+            untouched = present[b].copy()
+            untouched[:, length - 1] = past[b, :, length - 1]
+            if shared:
+                assert untouched.tobytes() == past[b].tobytes()
+            else:
+                assert untouched[:, :length].tobytes() == past[b, :, :length].tobytes()
+                assert not present[b, :, length:].any()
+
+
+@pytest.mark.parametrize("shape,total_shape", [((3,), ()), ((3, 1), (1,)), ((1, 3), ())], ids=str)
+def test_accepted_shapes_of_lengths_agree(
+    shape: tuple[int, ...], total_shape: tuple[int, ...]
+) -> None:
+    case = make_case(num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[0, 4, 15], capacity=16)
+    expected = case.node.run(case.feeds)
+    feeds = case.feeds | {
+        "seqlens_k": case.feeds["seqlens_k"].reshape(shape),
+        "total_sequence_length": case.feeds["total_sequence_length"].reshape(total_shape),
+    }
+    for wanted, found in zip(expected, case.node.run(feeds), strict=True):
+        assert wanted.tobytes() == found.tobytes()
+
+
+def _int32(*values: int) -> NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
+BAD_INPUTS = {
+    "scalar lengths": ({"seqlens_k": np.array(3, np.int32)}, "seqlens_k"),
+    "lengths of another rank": ({"seqlens_k": np.full((3, 2), 1, np.int32)}, "seqlens_k"),
+    "too few lengths": ({"seqlens_k": _int32(1, 2)}, "seqlens_k"),
+    "a negative length": ({"seqlens_k": _int32(3, -1, 2)}, "seqlens_k[1]"),
+    "a length past the capacity": ({"seqlens_k": _int32(3, 16, 2)}, "seqlens_k[1]"),
+    "the largest length": ({"seqlens_k": _int32(3, 2**31 - 1, 2)}, "seqlens_k[1]"),
+    "no total": ({"total_sequence_length": _int32(0)}, "total_sequence_length"),
+    "several totals": ({"total_sequence_length": _int32(16, 16)}, "total_sequence_length"),
+    "a key of another width": ({"key": np.zeros((3, 1, 24), np.float32)}, "key"),
+    "a value of another batch": ({"value": np.zeros((2, 1, 32), np.float32)}, "value"),
+    "a query of no whole heads": ({"query": np.zeros((3, 1, 63), np.float32)}, "query"),
+    "an empty batch": ({"query": np.zeros((0, 1, 64), np.float32)}, "query"),
+    "no tokens": ({"query": np.zeros((3, 0, 64), np.float32)}, "query"),
+    "a past of other heads": ({"past_key": np.zeros((3, 1, 16, 16), np.float32)}, "past_key"),
+    "a past value of another length": (
+        {"past_value": np.zeros((3, 2, 15, 16), np.float32)},
+        "past_value",
+    ),
+    "a past of another head size": ({"past_key": np.zeros((3, 2, 16, 8), np.float32)}, "past_key"),
+    "rotary tables that are too short": ({"cos_cache": np.zeros((15, 8), np.float32)}, "cos_cache"),
+    "rotary tables that are too wide": (
+        {"cos_cache": np.zeros((16, 9), np.float32), "sin_cache": np.zeros((16, 9), np.float32)},
+        "cos_cache",
+    ),
+    "different rotary tables": ({"sin_cache": np.zeros((16, 4), np.float32)}, "sin_cache"),
+    "a bias of 15 keys": ({"attention_bias": np.zeros((1, 1, 1, 15), np.float32)}, "bias"),
+    "a bias of 3 heads": ({"attention_bias": np.zeros((1, 3, 1, 16), np.float32)}, "bias"),
+    "a bias of 2 sequences": ({"attention_bias": np.zeros((2, 1, 1, 16), np.float32)}, "bias"),
+    "a sink of 3 heads": ({"head_sink": np.zeros(3, np.float32)}, "head_sink"),
+    "a position past the tables": (
+        {"position_ids": np.full((3, 1), 16, np.int64)},
+        "position_ids",
+    ),
+    "a negative position": ({"position_ids": np.full((3, 1), -1, np.int64)}, "position_ids"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUTS)
+@pytest.mark.parametrize("shared", [True, False])
+def test_bad_inputs_are_refused_by_name(name: str, shared: bool) -> None:
+    changes, named = BAD_INPUTS[name]
+    case = make_case(
+        num_heads=4,
+        kv_num_heads=2,
+        head_size=16,
+        seqlens_k=[0, 4, 15],
+        capacity=16,
+        rotary_half=8,
+    )
+    # IO binding turns the status into a plain RuntimeError.
+    with pytest.raises(RuntimeError if shared else InvalidArgument) as refusal:
+        case.node.run(case.feeds | changes, shared=shared)
+    assert "attention: input" in str(refusal.value)
+    assert named in str(refusal.value)
+
+
+def test_lengths_of_another_type_are_refused_with_the_session() -> None:
+    case = make_case(num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[3], capacity=16)
+    feeds = case.feeds | {"seqlens_k": np.array([3], np.int64)}
+    with pytest.raises(Exception, match="seqlens_k"):
+        case.node.session(feeds)
+
+
+BAD_ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "schedule": {"schedule": "fastest"},
+    "local_window_size": {"local_window_size": 2**32 + 4},
+    "scale": {"scale": float("nan")},
+    "softcap": {"softcap": -1.0},
+    "sliding_window_cache": {"sliding_window_cache": 1, "local_window_size": 4},
+    "kv_cache_bit_width": {"kv_cache_bit_width": 8},
+    "k_quant_type": {"k_quant_type": "PER_TENSOR"},
+    "qk_output": {"qk_output": 1},
+    "causal": {"causal": 0},
+}
+
+
+@pytest.mark.parametrize("name", BAD_ATTRIBUTES)
+def test_bad_attributes_are_refused_by_name(name: str) -> None:
+    case = make_case(
+        num_heads=4,
+        kv_num_heads=2,
+        head_size=16,
+        seqlens_k=[3],
+        capacity=16,
+        **BAD_ATTRIBUTES[name],
+    )
+    with pytest.raises(Exception, match=name) as refusal:
+        case.node.session(case.feeds)
+    assert "attention:" in str(refusal.value)
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    case = make_case(num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[3], capacity=16)
+    with pytest.raises(Exception, match="no multiple of kv_num_heads"):
+        Node(4, 3).session(case.feeds)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_right_padded_prompt_equals_stock(packed: bool, interleaved: bool) -> None:
+    case = make_case(
+        num_heads=4,
+        kv_num_heads=2,
+        head_size=16,
+        seqlens_k=[5, 5, 5],
+        capacity=6,
+        tokens=6,
+        rotary_half=8,
+        packed=packed,
+        interleaved=interleaved,
+        poison=False,
+    )
+    feeds = case.feeds | {"seqlens_k": _int32(5, 2, 0)}
+    for name in ("past_key", "past_value"):
+        feeds[name] = feeds[name][:, :, :0]
+    ours, stock = case.node.run(feeds), case.node.run(feeds, op=STOCK)
+    for b, valid in enumerate((6, 3, 1)):
+        assert ours[0][b, :valid].tobytes() == stock[0][b, :valid].tobytes()
+        for i in (1, 2):
+            assert ours[i][b, :, :valid].tobytes() == stock[i][b, :, :valid].tobytes()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_chunk_after_past_equals_stock(shared: bool) -> None:
+    case = make_case(
+        num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[23], capacity=24, tokens=4
+    )
+    ours = case.node.run(case.feeds, shared=shared)
+    for found, wanted in zip(ours, case.node.run(case.feeds, op=STOCK, shared=shared), strict=True):
+        assert found.tobytes() == wanted.tobytes()
+    assert_matches(case, ours)
+
+
+def test_chunk_after_past_of_a_batch_is_refused_as_by_stock() -> None:
+    case = make_case(
+        num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[23, 9], capacity=24, tokens=4
+    )
+    messages = []
+    for op in (STOCK, OURS):
+        with pytest.raises(Exception) as refusal:
+            case.node.run(case.feeds, op=op)
+        messages.append(str(refusal.value))
+    assert messages[0][-80:] == messages[1][-80:]
+
+
+def test_chunk_of_a_batch_with_query_seqlens_equals_stock() -> None:
+    case = make_case(
+        num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[23, 9], capacity=24, tokens=4
+    )
+    feeds = case.feeds | {"query_seqlens": _int32(4, 2)}
+    ours, stock = case.node.run(feeds), case.node.run(feeds, op=STOCK)
+    for b, valid in enumerate((4, 2)):
+        assert ours[0][b, :valid].tobytes() == stock[0][b, :valid].tobytes()
+
+
+PHI_SHAPES = {
+    "phi-2": (32, 32, 80, 16),
+    "phi-3-mini": (32, 32, 96, 48),
+    "phi-4-mini": (24, 8, 128, 48),
+    "phi-3-medium": (40, 10, 128, 64),
+    "phi-3-small": (32, 8, 128, 64),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("name", PHI_SHAPES)
+def test_phi_shapes_match_stock_and_reference(name: str, dtype: type) -> None:
+    heads, kv_heads, size, half = PHI_SHAPES[name]
+    case = make_case(
+        num_heads=heads,
+        kv_num_heads=kv_heads,
+        head_size=size,
+        seqlens_k=[4, 12],
+        capacity=16,
+        dtype=dtype,
+        packed=True,
+        rotary_half=half,
+    )
+    ours = case.node.run(case.feeds)
+    assert_matches(case, ours)
+    stock = case.node.run(case.feeds, op=STOCK)
+    np.testing.assert_allclose(ours[0], stock[0], rtol=0, atol=2 * TOLERANCE[np.dtype(dtype)])
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, 16, 300])
+@pytest.mark.parametrize("last", [9, 700])
+def test_windows_match(window: int, last: int) -> None:
+    case = make_case(
+        num_heads=4,
+        kv_num_heads=2,
+        head_size=16,
+        seqlens_k=[last],
+        capacity=last + 3,
+        local_window_size=window,
+    )
+    ours = case.node.run(case.feeds)
+    assert_matches(case, ours)
+    if window == 1:
+        newest = np.repeat(case.feeds["value"].reshape(2, 16), 2, axis=0).reshape(1, 1, 64)
+        np.testing.assert_array_equal(ours[0], newest)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 10), (3, 4, 1, 10), (3, 1, 1, 10), (1, 4, 1, 10)])
+def test_softcap_comes_before_bias(shape: tuple[int, ...]) -> None:
+    bias = 3 * np.random.default_rng(1).standard_normal(shape)
+    case = make_case(
+        num_heads=4,
+        kv_num_heads=2,
+        head_size=16,
+        seqlens_k=[9, 0, 4],
+        capacity=10,
+        bias=bias,
+        softcap=2.0,
+    )
+    assert_matches(case, case.node.run(case.feeds))
+
+
+@pytest.mark.parametrize(
+    "masked",
+    [slice(None), slice(0, 3), slice(0, 256), slice(256, 512), slice(512, None)],
+    ids=str,
+)
+@pytest.mark.parametrize("mask", [-np.inf, np.finfo(np.float32).min], ids=str)
+def test_masked_keys_and_whole_tiles_leave_no_nan(mask: float, masked: slice) -> None:
+    bias = np.zeros((1, 1, 1, 700))
+    bias[..., masked] = mask
+    case = make_case(
+        num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[699], capacity=700, bias=bias
+    )
+    ours = case.node.run(case.feeds)
+    assert_matches(case, ours)
+    if masked == slice(None):
+        assert not ours[0].any()
+
+
+@pytest.mark.parametrize("last", [9, 900])
+@pytest.mark.parametrize("window", [-1, 3])
+@pytest.mark.parametrize("sink", ["head_sink", "smooth_softmax"])
+def test_sinks_count_once(sink: str, window: int, last: int) -> None:
+    case = make_case(
+        num_heads=4,
+        kv_num_heads=2,
+        head_size=16,
+        seqlens_k=[last],
+        capacity=last + 1,
+        local_window_size=window,
+        **({"sink": np.array([0.5, -1, 2, 0])} if sink == "head_sink" else {"smooth_softmax": 1}),
+    )
+    ours = case.node.run(case.feeds)
+    assert_matches(case, ours)
+    stock = case.node.run(case.feeds, op=STOCK)
+    np.testing.assert_allclose(ours[0], stock[0], rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("group", [1, 3, 4, 5, 7, 8, 16])
+@pytest.mark.parametrize("size", [8, 16, 24, 40, 64, 72, 80, 96, 128, 256])
+def test_head_sizes_and_groups(size: int, group: int, dtype: type) -> None:
+    case = make_case(
+        num_heads=2 * group,
+        kv_num_heads=2,
+        head_size=size,
+        seqlens_k=[150, 3],
+        capacity=160,
+        dtype=dtype,
+    )
+    assert_matches(case, case.node.run(case.feeds, shared=True))
+
+
+@pytest.mark.parametrize("size", [1, 4, 12, 20, 60, 100])
+def test_head_sizes_that_fill_no_vector(size: int) -> None:
+    case = make_case(num_heads=6, kv_num_heads=2, head_size=size, seqlens_k=[90, 3], capacity=91)
+    assert_matches(case, case.node.run(case.feeds))
+
+
+def test_fp16_scores_far_past_its_range() -> None:
+    case = make_case(
+        num_heads=2,
+        kv_num_heads=1,
+        head_size=16,
+        seqlens_k=[9],
+        capacity=10,
+        dtype=np.float16,
+        scale=1.0,
+    )
+    feeds = case.feeds
+    feeds["query"] = np.full_like(feeds["query"], 200)
+    feeds["key"] = np.full_like(feeds["key"], 200)
+    feeds["past_key"][:, :, :9] = 200
+    output = case.node.run(feeds)[0]
+    values = np.concatenate([feeds["past_value"][0, 0, :9], feeds["value"].reshape(1, 16)])
+    mean = values.astype(np.float64).mean(axis=0)
+    np.testing.assert_allclose(output.reshape(2, 16), np.stack([mean, mean]), rtol=0, atol=1e-3)
+
+
+def test_fp16_scores_from_minus_to_plus_60000() -> None:
+    case = make_case(
+        num_heads=1,
+        kv_num_heads=1,
+        head_size=16,
+        seqlens_k=[299],
+        capacity=300,
+        dtype=np.float16,
+        scale=1.0,
+    )
+    feeds = case.feeds
+    feeds["query"] = np.full_like(feeds["query"], 60)
+    ramp = np.linspace(-62, 62, 300).astype(np.float16)
+    feeds["past_key"][0, 0] = ramp[:, None]
+    feeds["key"] = np.full_like(feeds["key"], ramp[299])
+    output = case.node.run(feeds)[0]
+    assert output.tobytes() == feeds["value"].tobytes()
+
+
+def test_nan_in_a_valid_row_is_not_hidden() -> None:
+    case = make_case(num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[50], capacity=64)
+    for name in ("past_key", "past_value"):
+        feeds = {key: array.copy() for key, array in case.feeds.items()}
+        feeds[name][0, 0, 20] = np.nan
+        output = case.node.run(feeds)[0].reshape(4, 16)
+        assert np.isnan(output[:2]).all()
+        assert np.isfinite(output[2:]).all()
+
+
+def test_position_ids_choose_the_rotary_rows() -> None:
+    case = make_case(
+        num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[4, 9], capacity=16, rotary_half=8
+    )
+    feeds = case.feeds | {"position_ids": np.array([[4], [9]], np.int64)}
+    plain = case.node.run(case.feeds)
+    assert case.node.run(feeds)[0].tobytes() == plain[0].tobytes()
+    moved = feeds | {"position_ids": np.array([[5], [9]], np.int64)}
+    found = case.node.run(moved)[0]
+    assert found[0].tobytes() != plain[0][0].tobytes()
+    assert found[1].tobytes() == plain[0][1].tobytes()
+    stock = case.node.run(moved, op=STOCK)[0]
+    np.testing.assert_allclose(found, stock, rtol=0, atol=4e-6)
+
+
+def test_first_token_needs_no_past() -> None:
+    case = make_case(num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[0], capacity=1)
+    feeds = {name: a for name, a in case.feeds.items() if not name.startswith("past_")}
+    ours = case.node.run(feeds)
+    np.testing.assert_allclose(ours[0], case.node.run(feeds, op=STOCK)[0], rtol=0, atol=1e-6)
+    assert ours[1].shape == (1, 2, 1, 16)
+
+
+def test_a_cache_that_grows_is_copied_whole() -> None:
+    case = make_case(num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[700], capacity=701)
+    feeds = case.feeds | {name: case.feeds[name][:, :, :700] for name in ("past_key", "past_value")}
+    windowed = Node(4, 2, {"local_window_size": 5})
+    for node in (case.node, windowed):
+        ours = node.run(feeds)
+        for found, name in zip(ours[1:], ("key", "value"), strict=True):
+            assert found.shape == (1, 2, 701, 16)
+            assert found[:, :, :700].tobytes() == feeds[f"past_{name}"].tobytes()
+            assert found[0, :, 700].tobytes() == feeds[name].tobytes()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_drawn_steps_match(data: st.DataObject) -> None:
+    kv_heads = data.draw(st.integers(1, 3), label="kv_num_heads")
+    half_size = data.draw(st.integers(1, 10), label="head_size / 16")
+    capacity = data.draw(st.sampled_from([1, 5, 64, 300, 520]), label="capacity")
+    rotary = data.draw(st.booleans(), label="rotary")
+    case = make_case(
+        num_heads=kv_heads * data.draw(st.integers(1, 9), label="group"),
+        kv_num_heads=kv_heads,
+        head_size=16 * half_size,
+        seqlens_k=data.draw(
+            st.lists(st.integers(0, capacity - 1), min_size=1, max_size=5), label="seqlens_k"
+        ),
+        capacity=capacity,
+        dtype=data.draw(st.sampled_from([np.float32, np.float16]), label="dtype"),
+        packed=data.draw(st.booleans(), label="packed"),
+        rotary_half=data.draw(st.integers(1, half_size), label="pairs / 8") * 8 if rotary else 0,
+        interleaved=data.draw(st.booleans(), label="interleaved"),
+        local_window_size=data.draw(st.sampled_from([-1, 1, 7, 200]), label="window"),
+        softcap=data.draw(st.sampled_from([0.0, 5.0]), label="softcap"),
+        schedule=data.draw(
+            st.sampled_from(["auto", "lean", "fixed_split", "direct"]), label="schedule"
+        ),
+        seed=data.draw(st.integers(0, 2**32 - 1), label="seed"),
+    )
+    session = case.node.session(case.feeds)
+    separate = run_session(session, case.feeds)
+    assert_matches(case, separate)
+    together = run_session(session, case.feeds, shared=True)
+    assert separate[0].tobytes() == together[0].tobytes()
