@@ -9,6 +9,7 @@ SHELL := bash
 PYTHON ?= python3.11
 VENV := .venv
 VENV_OPTIMUM := .venv-optimum
+VENV_OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check --no-input
 # optimum runs models whose KV heads are as many as their query heads.
@@ -16,18 +17,22 @@ OPTIMUM_MODEL := .cache/models/phi-3-mini-128k-small
 SOURCES := $(shell find ops cmake python models -type f -not -path '*/__pycache__/*') \
            CMakeLists.txt pyproject.toml
 
-.PHONY: demo test test-cpp test-python test-optimum lint format setup clean
+.PHONY: demo test test-cpp test-python test-oldest test-optimum lint format setup clean
 
 demo: $(VENV)/.package
 	$(BIN)/python tools/demo.py
 
-test: test-cpp test-python test-optimum
+test: test-cpp test-python test-oldest test-optimum
 
 test-cpp: build/test/.built
 	ctest --test-dir build/test --output-on-failure
 
 test-python: $(VENV)/.package
 	$(BIN)/python -m pytest tests --ignore tests/test_optimum.py
+
+# The oldest ONNX Runtime that the library supports.
+test-oldest: $(VENV_OLDEST)/.package
+	$(VENV_OLDEST)/bin/python -m pytest tests/test_operator.py tests/test_schedules.py
 
 test-optimum: $(VENV_OPTIMUM)/.package $(OPTIMUM_MODEL)
 	$(VENV_OPTIMUM)/bin/python -m pytest tests/test_optimum.py
@@ -47,7 +52,7 @@ format: $(VENV)/.lint
 setup: $(VENV)/.package
 
 clean:
-	rm -rf build $(VENV) $(VENV_OPTIMUM)
+	rm -rf build $(VENV) $(VENV_OPTIMUM) $(VENV_OLDEST)
 
 # The environments: third-party packages once, our own whenever a source changed.
 
@@ -62,21 +67,30 @@ $(VENV)/.lint: requirements/constraints.txt $(VENV)/.requirements
 	$(BIN)/python $(PIP) install --quiet -c requirements/constraints.txt clang-format mypy ruff
 	touch $@
 
-$(VENV)/.package: $(SOURCES) $(VENV)/.requirements
+# One wheel for all environments: the library does not depend on the version of Python.
+build/wheel/.built: $(SOURCES) $(VENV)/.requirements
 	@echo "Building the library and the package"
-	$(BIN)/python $(PIP) install --quiet --no-deps .
+	rm -rf build/wheel
+	$(BIN)/python $(PIP) wheel --quiet --no-deps --wheel-dir build/wheel .
 	touch $@
 
-$(VENV_OPTIMUM)/.requirements: requirements/optimum.txt requirements/optimum-constraints.txt
+$(VENV)/.package: build/wheel/.built
+	$(BIN)/python $(PIP) install --quiet --no-deps --force-reinstall build/wheel/*.whl
+	touch $@
+
+define client_environment
+$(1)/.requirements: requirements/$(2).txt requirements/$(2)-constraints.txt
 	@tools/install_system_packages.sh
-	$(PYTHON) -m venv $(VENV_OPTIMUM)
-	$(VENV_OPTIMUM)/bin/python $(PIP) install --quiet -c requirements/optimum-constraints.txt \
-	  -r requirements/optimum.txt
-	touch $@
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python $(PIP) install --quiet -c requirements/$(2)-constraints.txt -r $$<
+	touch $$@
 
-$(VENV_OPTIMUM)/.package: $(SOURCES) $(VENV_OPTIMUM)/.requirements
-	$(VENV_OPTIMUM)/bin/python $(PIP) install --quiet --no-deps .
-	touch $@
+$(1)/.package: build/wheel/.built $(1)/.requirements
+	$(1)/bin/python $(PIP) install --quiet --no-deps --force-reinstall build/wheel/*.whl
+	touch $$@
+endef
+$(eval $(call client_environment,$(VENV_OPTIMUM),optimum))
+$(eval $(call client_environment,$(VENV_OLDEST),oldest))
 
 $(OPTIMUM_MODEL): | $(VENV)/.package
 	mkdir -p $(@D)

@@ -90,6 +90,8 @@ class Node:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 4
+        # Pools that spin would take the cores from the session that is compared with this one.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         lean_attention.register_custom_ops(options)
         return onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]

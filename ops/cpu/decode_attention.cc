@@ -36,15 +36,17 @@ struct Target {
 // this one must stand alone.
 const Target kTargets[] = {
 #if HWY_TARGETS & HWY_AVX3
-    {"AVX3",
+    {"AVX512",
      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw"),
      &N_AVX3::RunShare},
 #endif
 #if HWY_TARGETS & HWY_AVX2
+    // Highway's AVX2 code also uses F16C, which clang cannot ask for and every processor with AVX2
+    // and FMA has.
     {"AVX2",
      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2"),
+         __builtin_cpu_supports("bmi2"),
      &N_AVX2::RunShare},
 #endif
 #if HWY_TARGETS & HWY_SSE4
@@ -52,7 +54,7 @@ const Target kTargets[] = {
      &N_SSE4::RunShare},
 #endif
 #if HWY_STATIC_TARGET != HWY_SCALAR && HWY_STATIC_TARGET != HWY_SSE4
-    {"baseline", true, &HWY_STATIC_DISPATCH(RunShare)},
+    {HWY_ARCH_ARM_A64 ? "NEON" : "baseline", true, &HWY_STATIC_DISPATCH(RunShare)},
 #endif
 };
 

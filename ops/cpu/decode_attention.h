@@ -1,9 +1,10 @@
 // The CPU backend: one decode step of grouped-query attention, share by share.
 //
-//   plan = MakePlan(args, decision);  allocate plan.workspace_bytes;  PrepareWorkspace(plan,
-//   memory) RunShare(args, plan, memory, share)   once for each share in [0, plan.cut.shares()),
-//   any order,
-//                                         any threads
+//   plan = MakePlan(args, decision)
+//   allocate plan.workspace_bytes and PrepareWorkspace(plan, memory)
+//   RunShare(args, plan, memory, share)
+//
+// the last once for each share in [0, plan.cut.shares()), in any order, on any threads.
 //
 // A share appends the new rows of its tiles to the cache, reduces the tiles, and, where it is the
 // last to arrive at a sequence and head, merges and writes the output. Nothing is left to do after
@@ -80,7 +81,7 @@ void RunShare(const DecodeArgs& args, const Plan& plan, void* workspace, int64_t
 // Keys per tile for a head size and cache type; a power of two.
 int32_t TileTokens(int32_t head_size, ElementType cache_type);
 
-// The instruction set in use: "AVX2", "NEON", ... Chosen once: the best that the machine has, or
+// The instruction set in use: "AVX512", "AVX2", "SSE4", "NEON" or "baseline" Chosen once: the best that the machine has, or
 // the one that the environment variable LEAN_ATTENTION_CPU_TARGET names, if it is compiled in and
 // runs. Null where the machine has none of those compiled in (x86-64 without SSE4.2): RunShare then
 // must not be called.

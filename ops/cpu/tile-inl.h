@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "ops/cpu/vectors-inl.h"
 #include "ops/decode/softmax_state.h"
@@ -67,9 +68,9 @@ struct Tile {
   int64_t length;  // valid rows of the sequence; nothing at or past it is read
 };
 
-template <typename T>
-HWY_INLINE void PrefetchRow(const T* row, int64_t bytes) {
-  const char* p = reinterpret_cast<const char*>(row);
+// Fetches [from, from + bytes) to the L1 cache.
+HWY_INLINE void PrefetchBytes(const void* from, int64_t bytes) {
+  const char* p = static_cast<const char*>(from);
   for (int64_t i = 0; i < bytes; i += kCacheLine) hwy::Prefetch(p + i);
 }
 
@@ -126,11 +127,13 @@ HWY_INLINE void ScoreStep(const float* q, int64_t stride, const T* const* keys, 
   }
 }
 
-// o[r] = o[r] * decay[r] + sum_j p[r][j] v[j] for kRows rows and kColumns vectors of columns.
-template <int kRows, int kColumns, typename T>
+// o[r] = o[r] * decay[r] + sum_j p[r][j] v[j] for kRows rows and kColumns vectors of columns. For
+// each key it fetches as many bytes as it reads, from `fetch` on.
+template <int kRows, int kColumns, bool kFetch, typename T>
 HWY_INLINE void SumValues(const float* HWY_RESTRICT p, const float* HWY_RESTRICT decay,
                           const T* HWY_RESTRICT v, int64_t head_size, int keys,
-                          float* HWY_RESTRICT o, int64_t stride, const T* prefetch) {
+                          float* HWY_RESTRICT o, int64_t stride, const T* fetch) {
+  constexpr int kWidth = kColumns * kLanes;
   const FloatTag d;
   FloatVec sum[kRows][kColumns];
   for (int r = 0; r < kRows; ++r) {
@@ -140,12 +143,12 @@ HWY_INLINE void SumValues(const float* HWY_RESTRICT p, const float* HWY_RESTRICT
     }
   }
   for (int j = 0; j < keys; ++j) {
-    if (prefetch != nullptr) hwy::Prefetch(prefetch + j * head_size);
-    FloatVec value[kColumns];
-    for (int c = 0; c < kColumns; ++c) value[c] = Load(v + j * head_size + c * kLanes);
-    for (int r = 0; r < kRows; ++r) {
-      const FloatVec weight = hn::Set(d, p[r * kMaxBlockKeys + j]);
-      for (int c = 0; c < kColumns; ++c) sum[r][c] = hn::MulAdd(weight, value[c], sum[r][c]);
+    if constexpr (kFetch) PrefetchBytes(fetch + j * kWidth, kWidth * sizeof(T));
+    FloatVec weight[kRows];
+    for (int r = 0; r < kRows; ++r) weight[r] = hn::Set(d, p[r * kMaxBlockKeys + j]);
+    for (int c = 0; c < kColumns; ++c) {
+      const FloatVec value = Load(v + j * head_size + c * kLanes);
+      for (int r = 0; r < kRows; ++r) sum[r][c] = hn::MulAdd(weight[r], value, sum[r][c]);
     }
   }
   for (int r = 0; r < kRows; ++r) {
@@ -168,26 +171,22 @@ HWY_INLINE void SumLastValues(int rows, const float* p, const float* decay, cons
   }
 }
 
-// All columns. `next_k`, where not null, is fetched alongside: as many rows as are summed.
-template <int kRows, typename T>
-HWY_INLINE void SumBlock(const float* p, const float* decay, const T* v, int64_t head_size,
-                         int keys, float* o, int64_t stride, const T* next_k) {
-  constexpr int kColumns = kRows == 1 ? 8 : (kRows == 2 ? 4 : 2);
+// All columns. With kFetch the K rows of the next block, as many as are summed, come in alongside,
+// spread evenly over the work.
+template <int kRows, bool kFetch, typename T>
+HWY_INLINE void SumBlock(const float* p, const float* decay, const T* v, int64_t head_size, int keys,
+                         float* o, int64_t stride, const T* next_k) {
+  // At least eight sums in flight cover the latency of a multiply-add; with the weights and a value
+  // they fit sixteen registers.
+  constexpr int kColumns = kRows == 1 ? 8 : (kRows == 4 ? 2 : 4);
   constexpr int64_t kStep = kColumns * kLanes;
   int64_t h = 0;
   for (; h + kStep <= head_size; h += kStep) {
-    SumValues<kRows, kColumns>(p, decay, v + h, head_size, keys, o + h, stride,
-                               next_k == nullptr ? nullptr : next_k + h);
-    if (next_k != nullptr) {
-      // A step of several cache lines: SumValues fetched the first of them.
-      for (int64_t line = kCacheLine / sizeof(T); line < kStep; line += kCacheLine / sizeof(T)) {
-        for (int j = 0; j < keys; ++j) hwy::Prefetch(next_k + j * head_size + h + line);
-      }
-    }
+    SumValues<kRows, kColumns, kFetch>(p, decay, v + h, head_size, keys, o + h, stride,
+                                       next_k + h * keys);
   }
   for (; h + kLanes <= head_size; h += kLanes) {
-    SumValues<kRows, 1>(p, decay, v + h, head_size, keys, o + h, stride,
-                        next_k == nullptr ? nullptr : next_k + h);
+    SumValues<kRows, 1, kFetch>(p, decay, v + h, head_size, keys, o + h, stride, next_k + h * keys);
   }
   if (const int rest = static_cast<int>(head_size - h); rest > 0) {
     SumLastValues(kRows, p, decay, v + h, head_size, keys, o + h, stride, rest);
@@ -223,10 +222,10 @@ HWY_INLINE void ScoreBlock(const Rows<T>& rows, const Tile<T>& tile, int64_t beg
   for (int j = 0; j < keys; j += kKeysPerStep) {
     const T* key[kKeysPerStep];
     for (int i = 0; i < kKeysPerStep; ++i) {
-      const int64_t row = begin + std::min(j + i, keys - 1);
-      key[i] = tile.k + row * rows.head_size;
-      PrefetchRow(tile.v + row * rows.head_size, row_bytes);
+      key[i] = tile.k + (begin + std::min(j + i, keys - 1)) * rows.head_size;
     }
+    PrefetchBytes(tile.v + (begin + j) * rows.head_size,
+                  std::min(kKeysPerStep, keys - j) * row_bytes);
     ForRowBlocks(rows.count, [&](auto block, int r) HWY_ATTR {
       ScoreStep<decltype(block)::value>(rows.q + r * rows.stride, rows.stride, key, rows.head_size,
                                         scores + r * kMaxBlockKeys + j);
@@ -305,9 +304,17 @@ HWY_INLINE void ReduceTile(const Rows<T>& rows, const Tile<T>& tile, float* scor
         decay[i] = SoftmaxBlock(rows, r + i, begin, keys, scores + (r + i) * kMaxBlockKeys,
                                 state.m + r + i, state.l + r + i);
       }
-      const T* next_k = r == 0 && more ? tile.k + (begin + keys) * rows.head_size : nullptr;
-      SumBlock<kRows>(scores + r * kMaxBlockKeys, decay, tile.v + begin * rows.head_size,
-                      rows.head_size, keys, state.o + r * rows.stride, rows.stride, next_k);
+      const auto sum = [&](auto fetch) HWY_ATTR {
+        SumBlock<kRows, decltype(fetch)::value>(
+            scores + r * kMaxBlockKeys, decay, tile.v + begin * rows.head_size, rows.head_size,
+            keys, state.o + r * rows.stride, rows.stride,
+            tile.k + (begin + keys) * rows.head_size);
+      };
+      if (r == 0 && more) {
+        sum(std::true_type());
+      } else {
+        sum(std::false_type());
+      }
     });
   }
 }

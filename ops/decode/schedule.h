@@ -29,8 +29,7 @@ inline constexpr int64_t kEndCost = 16;
 
 struct Tiling {
   int64_t tile_tokens;
-  int64_t
-      first;  // index of the first tile that holds a visible key; tile i starts at i * tile_tokens
+  int64_t first;  // the first tile with a visible key; tile i starts at position i * tile_tokens
   int32_t count;  // >= 1
 };
 

@@ -16,7 +16,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="lean-attention",
-    help="LeanAttention for ONNX Runtime: rewrite, run and measure exported models.",
+    help="LeanAttention for ONNX Runtime: export, rewrite and run models.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -27,6 +27,12 @@ def export(
     precision: Annotated[
         str, typer.Option(help="fp32 or int4 (CPU provider), or fp16 (CUDA provider).")
     ] = "fp32",
+    int4_activations: Annotated[
+        str | None,
+        typer.Option(
+            help="With int4: int8 (default, fast) or fp32 (half the speed, tokens comparable)."
+        ),
+    ] = None,
     hidden_scale: Annotated[
         float,
         typer.Option(
@@ -63,6 +69,7 @@ def export(
             dst,
             layers=layers,
             precision=precision,
+            int4_activations=int4_activations,
             hidden_scale=hidden_scale,
             vocab_size=vocab_size,
             seed=seed,

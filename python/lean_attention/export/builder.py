@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lean_attention.errors import LeanAttentionError
-from lean_attention.export.plan import PRECISIONS, ExportPlan
+from lean_attention.export.plan import INT4_ACTIVATIONS, PRECISIONS, ExportPlan
 from lean_attention.export.tokenizer import save_tokenizer
 
 if TYPE_CHECKING:
@@ -19,6 +19,10 @@ __all__ = ["build_folder", "check_logits", "reference_logits"]
 # Of the largest logit. int4 weights are other weights, so no bound holds for them.
 LOGIT_TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}
 
+# The builder's default, symmetric rounding to nearest, leaves SmolLM2-135M repeating "The sky blue,
+# the sky blue"; with these it answers as in float32.
+INT4_SETTINGS = ("algo_config=k_quant", "is_symmetric=false")
+
 CHECK_PROMPT = tuple(range(32, 48))
 
 
@@ -28,7 +32,7 @@ def build_folder(
     """Turns a Hugging Face folder into one for onnxruntime-genai, transformers and optimum.
 
     Args:
-        plan: Names the precision.
+        plan: Names the precision, and the activations of int4.
         source: The folder that the builder reads.
         tokenizer: The model's tokenizer.
         result: The folder to write; created.
@@ -37,18 +41,14 @@ def build_folder(
 
     provider = PRECISIONS[plan.precision]
     cache = str(source.parent / "cache")
-    options = builder.parse_extra_options(
-        "",
-        str(source),
-        str(result),
-        plan.precision,
-        provider,
-        cache,
-        # Caches of the window's rows alone would have to hold 262,144 of them for Phi-3's 128k
-        # models; the published ONNX models keep full caches as well.
-        ["windowed_kv_cache=false"],
-    )
-    builder.create_model("", str(source), str(result), plan.precision, provider, cache, **options)
+    # Caches of the window's rows alone would have to hold 262,144 of them for Phi-3's 128k
+    # models; the published ONNX models keep full caches as well.
+    settings = ["windowed_kv_cache=false"]
+    if plan.int4_activations is not None:
+        settings += INT4_SETTINGS
+        settings.append(f"accuracy_level={INT4_ACTIVATIONS[plan.int4_activations]}")
+    place = ("", str(source), str(result), plan.precision, provider, cache)
+    builder.create_model(*place, **builder.parse_extra_options(*place, settings))
     save_tokenizer(tokenizer, result, plan.config["max_position_embeddings"])
     config: dict[str, Any] = plan.config | {
         "bos_token_id": tokenizer.bos_token_id,

@@ -30,6 +30,7 @@ def export_model(
     *,
     layers: int | None = None,
     precision: str = "fp32",
+    int4_activations: str | None = None,
     hidden_scale: float = 1.0,
     vocab_size: int | None = None,
     seed: int = 0,
@@ -49,8 +50,11 @@ def export_model(
         name: One of ``model_names()``.
         destination: The folder to create; its parent must exist, it must not.
         layers: The number of decoder layers; 2 by default, all of them for real weights.
-        precision: ``fp32`` or ``int4`` for the CPU execution provider (activations and cache in
-            float32), ``fp16`` for CUDA (it loads on the CPU provider as well).
+        precision: ``fp32`` or ``int4`` for the CPU execution provider (cache in float32),
+            ``fp16`` for CUDA (it loads on the CPU provider as well).
+        int4_activations: With ``int4`` only: what its matrices are multiplied with. ``int8``, the
+            default, is the model builder's and the fast one; ``fp32`` takes about twice as long,
+            and its tokens do not depend on the last bits of the attention.
         hidden_scale: In (0, 1]: multiplies the MLP's width and the vocabulary, and the hidden
             size unless the model has LongRoPE, each rounded to a multiple of 64. optimum takes
             the head size to be hidden_size / num_heads: keep 1.0 for it.
@@ -62,7 +66,7 @@ def export_model(
         The absolute path of the folder.
 
     Raises:
-        LeanAttentionError: An unknown name, a value out of range, a destination that exists, a
+        LeanAttentionError: An unknown name, a bad value, a destination that exists, a
             missing package, too little memory or disk, no network for real weights, or a model
             that does not equal its original. The destination does not exist then.
     """
@@ -71,6 +75,7 @@ def export_model(
     sizes: dict[str, Any] = {
         "layers": layers,
         "precision": precision,
+        "int4_activations": int4_activations,
         "hidden_scale": hidden_scale,
         "vocab_size": vocab_size,
         "seed": seed,
@@ -155,6 +160,7 @@ def _run_worker(job: dict[str, Any], scratch: Path, report: Callable[[str], None
                 error = message.get("error", error)
         except BaseException:
             worker.kill()
+            worker.wait()
             raise
     if error is not None:
         raise LeanAttentionError(error)

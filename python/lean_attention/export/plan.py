@@ -9,13 +9,26 @@ from lean_attention.errors import LeanAttentionError
 from lean_attention.export.catalogue import ModelSpec
 from lean_attention.export.tokenizer import NUM_BYTE_TOKENS
 
-__all__ = ["DEFAULT_LAYERS", "PRECISIONS", "ExportPlan", "check_room", "make_plan"]
+__all__ = [
+    "DEFAULT_LAYERS",
+    "INT4_ACTIVATIONS",
+    "PRECISIONS",
+    "ExportPlan",
+    "check_room",
+    "make_plan",
+]
 
 # Enough for a chain of caches, and small: the real numbers of layers are 30 to 40.
 DEFAULT_LAYERS = 2
 
 # The builder makes fp16 models for the CUDA execution provider alone; they load on the CPU too.
 PRECISIONS = {"fp32": "cpu", "int4": "cpu", "fp16": "cuda"}
+
+# What an int4 matrix is multiplied with, and MatMulNBits' accuracy_level for it. int8 is the
+# builder's default and the fast one (12 ms a token of SmolLM2-135M, where fp32 takes 27), but its
+# rounding carries a difference of 1e-6 in the attention to 0.7 in the logits: two exact attentions
+# then part company after a few tokens. With fp32 they do not.
+INT4_ACTIVATIONS = {"int8": 4, "fp32": 1}
 
 # Widths stay multiples of this: int4 quantises blocks of 32 along a row.
 WIDTH_STEP = 64
@@ -39,12 +52,14 @@ class ExportPlan:
         spec: The model as published.
         config: Its ``config.json`` with the sizes of this export.
         precision: A key of ``PRECISIONS``.
+        int4_activations: A key of ``INT4_ACTIVATIONS``, or None where the precision is not int4.
         seed: Seeds the random weights.
     """
 
     spec: ModelSpec
     config: dict[str, Any]
     precision: str
+    int4_activations: str | None
     seed: int
 
     @property
@@ -78,6 +93,7 @@ def make_plan(
     *,
     layers: int | None,
     precision: str,
+    int4_activations: str | None,
     hidden_scale: float,
     vocab_size: int | None,
     seed: int,
@@ -85,12 +101,14 @@ def make_plan(
     """Applies the sizes asked for to a published configuration.
 
     Raises:
-        LeanAttentionError: A value is out of range, or real weights were to be cut.
+        LeanAttentionError: A value is out of range or fits no other, or real weights were to be
+            cut.
     """
     if precision not in PRECISIONS:
         raise LeanAttentionError(
             f"precision {precision!r} is not one of {', '.join(PRECISIONS)}: choose one of these"
         )
+    int4_activations = _checked_activations(precision, int4_activations)
     if seed < 0:
         raise LeanAttentionError(f"the seed is {seed}; it must be 0 or more")
     config = dict(spec.config)
@@ -105,7 +123,7 @@ def make_plan(
     else:
         config["num_hidden_layers"] = _checked_layers(spec, layers)
         _scale(config, spec, hidden_scale, vocab_size)
-    return ExportPlan(spec, config, precision, seed)
+    return ExportPlan(spec, config, precision, int4_activations, seed)
 
 
 def check_room(plan: ExportPlan, folder: Path) -> None:
@@ -134,6 +152,22 @@ def check_room(plan: ExportPlan, folder: Path) -> None:
         f"{_gigabytes(estimate[kind](plan.num_layers))} of {kind}, and "
         f"{_gigabytes(free[kind])} are free; {remedy}"
     )
+
+
+def _checked_activations(precision: str, activations: str | None) -> str | None:
+    if activations is not None and activations not in INT4_ACTIVATIONS:
+        raise LeanAttentionError(
+            f"int4 activations {activations!r} are not one of {', '.join(INT4_ACTIVATIONS)}: "
+            "choose one of these"
+        )
+    if precision == "int4":
+        return activations or "int8"
+    if activations is not None:
+        raise LeanAttentionError(
+            f"int4 activations {activations!r} were asked for with precision {precision!r}: "
+            "leave them out, or choose precision int4"
+        )
+    return None
 
 
 def _checked_layers(spec: ModelSpec, layers: int | None) -> int:

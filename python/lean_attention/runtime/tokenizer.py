@@ -58,7 +58,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of plain text, with the special tokens that the model expects."""
-        return [int(token) for token in self._tokenizer.encode(text)]
+        # Not verbose: a text may be longer than the context, for the caller may use a part of it.
+        return [int(token) for token in self._tokenizer.encode(text, verbose=False)]
 
     def encode_chat(self, text: str, system: str | None = None) -> list[int]:
         """Returns the ids of a user's message in the model's chat template, up to the answer.
@@ -84,7 +85,7 @@ class Tokenizer:
         except Exception as error:  # a template is a program of the model's author
             raise LeanAttentionError(f"the chat template refuses the messages: {error}") from error
         # The template writes the special tokens itself.
-        tokens = self._tokenizer.encode(rendered, add_special_tokens=False)
+        tokens = self._tokenizer.encode(rendered, add_special_tokens=False, verbose=False)
         return [int(token) for token in tokens]
 
     def decode(self, tokens: list[int]) -> str:
