@@ -1,6 +1,6 @@
 """Checks who includes whom under ops/, and that Python knows the library only as a file.
 
-`decode` knows nobody; `cpu` knows `decode`; `c_api` and `onnxruntime` know both, but not each other.
+`decode` knows nobody; `cpu` knows `decode`; `c_api` and `onnxruntime` know both, not each other.
 Only `onnxruntime` includes ONNX Runtime's headers, only `cpu` Highway's.
 """
 

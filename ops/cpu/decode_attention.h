@@ -81,10 +81,10 @@ void RunShare(const DecodeArgs& args, const Plan& plan, void* workspace, int64_t
 // Keys per tile for a head size and cache type; a power of two.
 int32_t TileTokens(int32_t head_size, ElementType cache_type);
 
-// The instruction set in use: "AVX512", "AVX2", "SSE4", "NEON" or "baseline" Chosen once: the best that the machine has, or
-// the one that the environment variable LEAN_ATTENTION_CPU_TARGET names, if it is compiled in and
-// runs. Null where the machine has none of those compiled in (x86-64 without SSE4.2): RunShare then
-// must not be called.
+// The instruction set in use: "AVX512", "AVX2", "SSE4", "NEON" or "baseline". Chosen once: the best
+// that the machine has, or the one that the environment variable LEAN_ATTENTION_CPU_TARGET names,
+// if it is compiled in and runs. Null where the machine has none of those compiled in (x86-64
+// without SSE4.2): RunShare must not be called then.
 const char* TargetName();
 
 }  // namespace lean_attention::cpu

@@ -174,8 +174,8 @@ HWY_INLINE void SumLastValues(int rows, const float* p, const float* decay, cons
 // All columns. With kFetch the K rows of the next block, as many as are summed, come in alongside,
 // spread evenly over the work.
 template <int kRows, bool kFetch, typename T>
-HWY_INLINE void SumBlock(const float* p, const float* decay, const T* v, int64_t head_size, int keys,
-                         float* o, int64_t stride, const T* next_k) {
+HWY_INLINE void SumBlock(const float* p, const float* decay, const T* v, int64_t head_size,
+                         int keys, float* o, int64_t stride, const T* next_k) {
   // At least eight sums in flight cover the latency of a multiply-add; with the weights and a value
   // they fit sixteen registers.
   constexpr int kColumns = kRows == 1 ? 8 : (kRows == 4 ? 2 : 4);
@@ -307,8 +307,7 @@ HWY_INLINE void ReduceTile(const Rows<T>& rows, const Tile<T>& tile, float* scor
       const auto sum = [&](auto fetch) HWY_ATTR {
         SumBlock<kRows, decltype(fetch)::value>(
             scores + r * kMaxBlockKeys, decay, tile.v + begin * rows.head_size, rows.head_size,
-            keys, state.o + r * rows.stride, rows.stride,
-            tile.k + (begin + keys) * rows.head_size);
+            keys, state.o + r * rows.stride, rows.stride, tile.k + (begin + keys) * rows.head_size);
       };
       if (r == 0 && more) {
         sum(std::true_type());
