@@ -17,37 +17,30 @@ QUESTIONS = (
     "A farmer has 17 sheep. All but 9 run away. How many are left? Explain how you found the "
     "number, step by step, and then write it once more on a line of its own.",
 )
+# Its answer goes on past 200 tokens, so that no client meets a stop token.
+LONG_STORY = "Write a long story about a lighthouse keeper and the sea."
 
 Tokens = list[int]
-# From a prompt and a number of new tokens to these.
-Client = Callable[[Tokens, int], Tokens]
+# From a model folder, a prompt and a number of new tokens to these, greedily.
+Client = Callable[[Path, Tokens, int], Tokens]
 
 
-def ours(folder: Path) -> Client:
-    """Greedy tokens of our runtime."""
+def ours(folder: Path, prompt: Tokens, new_tokens: int) -> Tokens:
+    """Our runtime."""
     model = DecoderModel.load(folder, threads=2, allow_spinning=False)
-
-    def continue_prompt(prompt: Tokens, new_tokens: int) -> Tokens:
-        return generate(model, [prompt], max_new_tokens=new_tokens, ignore_eos=True).tokens[0]
-
-    return continue_prompt
+    return generate(model, [prompt], max_new_tokens=new_tokens).tokens[0]
 
 
-def theirs(folder: Path) -> Client:
-    """Greedy tokens of onnxruntime-genai."""
+def theirs(folder: Path, prompt: Tokens, new_tokens: int) -> Tokens:
+    """onnxruntime-genai."""
     model = genai.Model(str(folder))
-
-    def continue_prompt(prompt: Tokens, new_tokens: int) -> Tokens:
-        params = genai.GeneratorParams(model)
-        total = len(prompt) + new_tokens
-        params.set_search_options(max_length=total, min_length=total, do_sample=False)
-        generator = genai.Generator(model, params)
-        generator.append_tokens(prompt)
-        while not generator.is_done():
-            generator.generate_next_token()
-        return [int(token) for token in generator.get_sequence(0)[len(prompt) :]]
-
-    return continue_prompt
+    params = genai.GeneratorParams(model)
+    params.set_search_options(max_length=len(prompt) + new_tokens, do_sample=False)
+    generator = genai.Generator(model, params)
+    generator.append_tokens(prompt)
+    while not generator.is_done():
+        generator.generate_next_token()
+    return [int(token) for token in generator.get_sequence(0)[len(prompt) :]]
 
 
 def rewritten(stock: Path, folder: Path) -> Path:
@@ -66,43 +59,43 @@ def stock_folder(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stock_texts(stock_folder: Path) -> dict[str, tuple[Tokens, Tokens]]:
-    """Two prompts and what stock says to them; in our runtime, for both clients to match."""
-    stock = ours(stock_folder)
-    tokenizer = Tokenizer(stock_folder)
-    # onnxruntime-genai would compute the document anew at the 4,097th token.
-    document = tokenizer.encode(topics["objects"] + topics["types"])[:4000]
-    question = tokenizer.encode_chat(QUESTIONS[0])
-    return {
-        "answer": (question, stock(question, 200)),
-        "document": (document, stock(document, 64)),
-    }
+def lean_folder(stock_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, rewritten."""
+    return rewritten(stock_folder, tmp_path_factory.mktemp("lean") / stock_folder.name)
 
 
-@pytest.fixture(scope="module", params=[ours, theirs])
-def lean(
-    request: pytest.FixtureRequest, stock_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Client:
-    """A client with the rewritten model."""
-    folder = rewritten(stock_folder, tmp_path_factory.mktemp("lean") / stock_folder.name)
-    client: Client = request.param(folder)
-    return client
+@pytest.fixture(scope="module")
+def answer(stock_folder: Path) -> tuple[Tokens, Tokens]:
+    """A question, and 200 tokens of the stock model's answer."""
+    prompt = Tokenizer(stock_folder).encode_chat(LONG_STORY)
+    return prompt, ours(stock_folder, prompt, 200)
 
 
+@pytest.fixture(scope="module")
+def continuation(stock_folder: Path) -> tuple[Tokens, Tokens]:
+    """4,000 tokens of a document, and how the stock model continues it for 64."""
+    document = Tokenizer(stock_folder).encode(topics["objects"] + topics["types"])
+    # onnxruntime-genai would compute the prompt anew at the 4,097th token.
+    prompt = document[:4000]
+    return prompt, ours(stock_folder, prompt, 64)
+
+
+@pytest.mark.parametrize("client", [ours, theirs])
 def test_200_tokens_of_an_answer_are_stocks(
-    lean: Client, stock_texts: dict[str, tuple[Tokens, Tokens]]
+    client: Client, lean_folder: Path, answer: tuple[Tokens, Tokens]
 ) -> None:
-    prompt, expected = stock_texts["answer"]
+    prompt, expected = answer
     assert len(expected) == 200
-    assert lean(prompt, 200) == expected
+    assert client(lean_folder, prompt, 200) == expected
 
 
+@pytest.mark.parametrize("client", [ours, theirs])
 def test_64_tokens_after_4000_are_stocks(
-    lean: Client, stock_texts: dict[str, tuple[Tokens, Tokens]]
+    client: Client, lean_folder: Path, continuation: tuple[Tokens, Tokens]
 ) -> None:
-    prompt, expected = stock_texts["document"]
-    assert (len(prompt), len(expected)) == (4000, 64)
-    assert lean(prompt, 64) == expected
+    prompt, expected = continuation
+    assert len(expected) == 64
+    assert client(lean_folder, prompt, 64) == expected
 
 
 def test_rows_of_a_ragged_batch_get_the_tokens_of_single_runs(

@@ -433,7 +433,7 @@ def test_interrupt_ends_the_worker_at_once_and_leaves_nothing(tmp_path):
         assert process.stdout.readline().startswith(b"Making")
         assert [path.name for path in tmp_path.iterdir()] != ["m"]
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) != 0
+        assert process.wait(timeout=40) != 0
     assert not any(tmp_path.iterdir())
     assert not processes_naming(tmp_path)
 

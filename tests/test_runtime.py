@@ -329,7 +329,10 @@ def test_the_real_int4_model_gives_genais_tokens(real_model_int4: Path) -> None:
     model = DecoderModel.load(real_model_int4, threads=2, allow_spinning=False)
     prompt = Tokenizer(real_model_int4).encode_chat("Explain why the sky is blue.")
     answer = generate(model, [prompt], max_new_tokens=64)
-    assert answer.tokens == [genai_greedy(real_model_int4, prompt, 64)]
+    # genai leaves out the stop token that ends an answer.
+    found = [token for token in answer.tokens[0] if token not in model.stop_tokens]
+    assert len(found) > 5
+    assert found == genai_greedy(real_model_int4, prompt, 64)
 
 
 def test_times_cover_the_whole_generation(tiny: DecoderModel) -> None:
