@@ -32,7 +32,7 @@ test-python: $(VENV)/.package
 
 # The oldest ONNX Runtime that the library supports.
 test-oldest: $(VENV_OLDEST)/.package
-	$(VENV_OLDEST)/bin/python -m pytest tests/test_operator.py tests/test_schedules.py
+	$(VENV_OLDEST)/bin/python -m pytest tests/test_operator.py tests/test_operator_errors.py tests/test_schedules.py
 
 test-optimum: $(VENV_OPTIMUM)/.package $(OPTIMUM_MODEL)
 	$(VENV_OPTIMUM)/bin/python -m pytest tests/test_optimum.py

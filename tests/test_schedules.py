@@ -144,6 +144,8 @@ def test_eight_threads_share_one_session() -> None:
         {"amount": 2**40},
         {"schedule": 3},
         {"local_window_size": 2**32 + 4},
+        {"scale": float("nan")},
+        {"softcap": -1.0},
     ],
     ids=str,
 )

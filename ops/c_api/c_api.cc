@@ -1,6 +1,7 @@
 #include "ops/c_api/c_api.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -14,13 +15,15 @@ namespace {
 using namespace lean_attention;
 
 constexpr int64_t kMostAmount = 1 << 16;
+constexpr int64_t kMostRows = 1 << 20;
 
 bool SizesAreValid(const lean_attention_decode& d) {
   return (d.type == LEAN_ATTENTION_FLOAT32 || d.type == LEAN_ATTENTION_FLOAT16) &&
          d.batch_size > 0 && d.sequence_length > 0 && d.num_heads > 0 && d.num_heads <= 65536 &&
          d.kv_num_heads > 0 && d.num_heads % d.kv_num_heads == 0 && d.head_size > 0 &&
          d.head_size <= 4096 && d.cache_rows >= d.sequence_length && d.cache_rows <= INT32_MAX &&
-         d.local_window_size <= INT32_MAX;
+         d.local_window_size <= INT32_MAX && std::isfinite(d.scale) && std::isfinite(d.softcap) &&
+         d.softcap >= 0 && int64_t{d.sequence_length} * d.num_heads <= kMostRows;
 }
 
 bool PointersAreValid(const lean_attention_decode& d) {
@@ -37,7 +40,7 @@ bool LengthsAreValid(const lean_attention_decode& d) {
 }
 
 bool RotaryIsValid(const lean_attention_decode& d) {
-  return d.cos_cache == nullptr || (d.rotary_half > 0 && 2 * d.rotary_half <= d.head_size);
+  return d.cos_cache == nullptr || (d.rotary_half > 0 && d.rotary_half <= d.head_size / 2);
 }
 
 cpu::DecodeArgs ArgsOf(const lean_attention_decode& d) {

@@ -250,7 +250,7 @@ HWY_INLINE float SoftmaxBlock(const Rows<T>& rows, int r, int64_t begin, int key
   const float last = relative(rows.visible_end[r]);
 
   FloatVec block_max = minus_inf;
-  FloatVec not_finite = hn::Zero(d);  // stays 0 unless a dot product is NaN or infinite
+  FloatVec not_finite = hn::Zero(d);  // stays 0 unless a score is NaN or a dot product infinite
   for (int j = 0; j < keys; j += kLanes) {
     FloatVec s = Load(scores + j);
     not_finite = hn::MulAdd(s, hn::Zero(d), not_finite);
@@ -262,6 +262,8 @@ HWY_INLINE float SoftmaxBlock(const Rows<T>& rows, int r, int64_t begin, int key
       const T* bias = rows.bias[r] + begin + j;
       const int rest = keys - j;
       s = hn::Add(s, rest >= kLanes ? Load(bias) : LoadFirst(bias, rest));
+      // The maximum and exp drop a NaN. (Ne is false for one.)
+      not_finite = hn::Add(not_finite, hn::IfThenZeroElse(hn::Eq(s, s), s));
     }
     const FloatVec index = hn::Add(lanes, hn::Set(d, static_cast<float>(j)));
     const auto visible = hn::And(hn::Ge(index, hn::Set(d, first)), hn::Lt(index, hn::Set(d, last)));

@@ -37,9 +37,9 @@ LEAN_HOST_DEVICE inline MergeWeights Merge(float m_a, float m_b) {
 
 // What a finished row is multiplied by to become the output. The sink (-inf where there is none)
 // joins the denominator once, without a value. Rows that see nothing, or only keys whose bias is
-// -inf or -FLT_MAX, give zeros.
+// -inf or -FLT_MAX, give zeros; a NaN among the scores, which shows in l, stays one.
 LEAN_HOST_DEVICE inline float OutputScale(float m, float l, float sink) {
-  if (m <= -FLT_MAX) return 0.0f;
+  if (m <= -FLT_MAX) return l != l ? l : 0.0f;
   if (sink == -INFINITY) return 1.0f / l;
   const MergeWeights w = Merge(m, sink);
   return w.a / (l * w.a + w.b);

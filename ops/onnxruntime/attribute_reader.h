@@ -5,34 +5,65 @@
 
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "ops/onnxruntime/ort.h"
 
 namespace lean_attention::onnxruntime {
 
-// T: int64_t, float or std::string. An attribute of another type reads as absent.
+namespace detail {
+
+// Asks for an attribute of one type; whether the node has it as that.
+inline bool Read(const Ort::ConstKernelInfo& info, const char* name, int64_t* value) {
+  return Ort::Status(Ort::GetApi().KernelInfoGetAttribute_int64(info, name, value)).IsOK();
+}
+
+inline bool Read(const Ort::ConstKernelInfo& info, const char* name, float* value) {
+  return Ort::Status(Ort::GetApi().KernelInfoGetAttribute_float(info, name, value)).IsOK();
+}
+
+inline bool Read(const Ort::ConstKernelInfo& info, const char* name, std::string* value) {
+  const OrtApi& api = Ort::GetApi();
+  size_t size = 0;
+  if (!Ort::Status(api.KernelInfoGetAttribute_string(info, name, nullptr, &size)).IsOK()) {
+    return false;
+  }
+  value->resize(size);
+  if (!Ort::Status(api.KernelInfoGetAttribute_string(info, name, value->data(), &size)).IsOK()) {
+    return false;
+  }
+  value->resize(size == 0 ? 0 : size - 1);  // `size` counts the terminating zero
+  return true;
+}
+
+template <typename T>
+bool HasAs(const Ort::ConstKernelInfo& info, const char* name) {
+  T value;
+  return Read(info, name, &value);
+}
+
+// An array's size is written, or the status says that a buffer is too small, only where it exists.
+inline bool HasAsArray(const Ort::ConstKernelInfo& info, const char* name) {
+  const OrtApi& api = Ort::GetApi();
+  size_t size = 0;
+  return Ort::Status(api.KernelInfoGetAttributeArray_int64(info, name, nullptr, &size)).IsOK() ||
+         Ort::Status(api.KernelInfoGetAttributeArray_float(info, name, nullptr, &size)).IsOK();
+}
+
+}  // namespace detail
+
+// An attribute of type T: int64_t, float or std::string. Fails where the node has it as another
+// type.
 template <typename T>
 std::optional<T> FindAttribute(const Ort::ConstKernelInfo& info, const char* name) {
-  const OrtApi& api = Ort::GetApi();
-  Ort::Status status{nullptr};
-  if constexpr (std::is_same_v<T, std::string>) {
-    size_t size = 0;
-    status = Ort::Status(api.KernelInfoGetAttribute_string(info, name, nullptr, &size));
-    if (!status.IsOK() || size == 0) return std::nullopt;
-    std::string value(size, '\0');
-    status = Ort::Status(api.KernelInfoGetAttribute_string(info, name, value.data(), &size));
-    if (!status.IsOK()) return std::nullopt;
-    value.resize(size - 1);  // `size` counts the terminating zero
-    return value;
-  } else {
-    T value = 0;
-    if constexpr (std::is_same_v<T, float>) {
-      status = Ort::Status(api.KernelInfoGetAttribute_float(info, name, &value));
-    } else {
-      status = Ort::Status(api.KernelInfoGetAttribute_int64(info, name, &value));
-    }
-    return status.IsOK() ? std::optional<T>(value) : std::nullopt;
-  }
+  T value{};
+  if (detail::Read(info, name, &value)) return value;
+  const bool other_type = detail::HasAs<int64_t>(info, name) || detail::HasAs<float>(info, name) ||
+                          detail::HasAs<std::string>(info, name) || detail::HasAsArray(info, name);
+  Require(!other_type, info.GetNodeName(), ": the attribute ", name, " must be ",
+          std::is_same_v<T, int64_t> ? "an integer"
+                                     : (std::is_same_v<T, float> ? "a float" : "a string"));
+  return std::nullopt;
 }
 
 }  // namespace lean_attention::onnxruntime

@@ -82,8 +82,11 @@ int64_t GqaInputs::ReadTotalLength() const {
   const Shape& shape = inputs_[kTotalSequenceLength].shape;
   RequireShape(shape.empty() || shape == Shape{1}, kTotalSequenceLength, "[] or [1]");
   const int32_t total = *static_cast<const int32_t*>(inputs_[kTotalSequenceLength].data);
-  Require(total >= shape_.sequence_length, attributes_.node, ": input total_sequence_length is ",
-          total, "; it must be at least the ", shape_.sequence_length, " tokens of this call");
+  const int64_t most = shape_.past_rows + shape_.sequence_length;
+  Require(total >= shape_.sequence_length && total <= most, attributes_.node,
+          ": input total_sequence_length is ", total, "; it must be between ",
+          shape_.sequence_length, " and ", most,
+          ", the tokens of this call and the rows of past_key");
   return total;
 }
 
@@ -94,15 +97,13 @@ void GqaInputs::ReadLengths(std::vector<int32_t>* lengths) const {
                kSeqlensK, "[", batch, "], [", batch, ", 1] or [1, ", batch, "]");
   const auto* data = static_cast<const int32_t*>(inputs_[kSeqlensK].data);
   lengths->assign(data, data + batch);
-  // A past that is not the present buffer itself holds no row past its own end.
-  const int64_t most =
-      Has(kPastKey) ? std::min(shape_.present_rows, shape_.past_rows + shape_.sequence_length)
-                    : shape_.sequence_length;
+  // A past that is not the present buffer itself holds no row past its own end. Of a prompt the
+  // rows on the right may be padding.
+  const int64_t most = std::min(shape_.present_rows, shape_.past_rows + shape_.sequence_length);
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t length = int64_t{(*lengths)[b]} + 1;
-    Require(length >= shape_.sequence_length && length <= most, attributes_.node,
-            ": input seqlens_k[", b, "] is ", (*lengths)[b], "; it must be between ",
-            shape_.sequence_length - 1, " and ", most - 1, ", since ", shape_.past_rows,
+    Require(length >= 1 && length <= most, attributes_.node, ": input seqlens_k[", b, "] is ",
+            (*lengths)[b], "; it must be between 0 and ", most - 1, ", since ", shape_.past_rows,
             " rows of past and ", shape_.present_rows, " of present key are there");
   }
 }
@@ -131,9 +132,10 @@ void GqaInputs::SetRotary(const std::vector<int32_t>& lengths, cpu::DecodeArgs* 
     }
     return;
   }
-  const int32_t longest = *std::max_element(lengths.begin(), lengths.end());
-  RequireShape(longest < cos[0], kCosCache, "a row for each of the ", longest + int64_t{1},
-               " positions that seqlens_k asks for");
+  // A prompt's padding is rotated as well.
+  const int64_t positions = std::max<int64_t>(
+      shape_.sequence_length, *std::max_element(lengths.begin(), lengths.end()) + int64_t{1});
+  RequireShape(positions <= cos[0], kCosCache, "a row for each of the ", positions, " positions");
 }
 
 void GqaInputs::SetBias(const std::vector<int32_t>& lengths, cpu::DecodeArgs* args) const {

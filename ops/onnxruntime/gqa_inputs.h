@@ -47,8 +47,9 @@ class GqaInputs {
 
   bool Has(Input input) const { return inputs_[input].present; }
 
-  // All of a decode step's arguments but the outputs' pointers. `lengths` receives a copy of
-  // seqlens_k, so that nobody can change a length after it was checked; the result points into it.
+  // Checks all inputs, whoever computes the call; the arguments of a decode step but for the
+  // outputs' pointers, of use where sequence_length is 1. `lengths` receives a copy of seqlens_k,
+  // so that nobody can change a length after it was checked; the result points into it.
   cpu::DecodeArgs DecodeStep(ElementType type, std::vector<int32_t>* lengths) const;
 
  private:

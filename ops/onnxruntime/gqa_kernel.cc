@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -30,7 +31,9 @@ OrtStatusPtr AsStatus(Body body) noexcept {
 // Memory of the session's allocator, aligned for the workspace.
 class Scratch {
  public:
-  Scratch(OrtAllocator* allocator, size_t bytes) : allocator_(allocator) {
+  // Takes over the allocator: ONNX Runtime hands out a new handle at each call, and a handle that
+  // is not released keeps the session's whole arena alive.
+  Scratch(OrtAllocator* allocator, size_t bytes) : allocator_(allocator, &Release) {
     constexpr size_t kAlignment = cpu::kWorkspaceAlignment;
     memory_ = allocator->Alloc(allocator, bytes + kAlignment);
     if (memory_ == nullptr) Fail(ORT_FAIL, kOpName, ": no memory for ", bytes, " bytes of scratch");
@@ -39,12 +42,14 @@ class Scratch {
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() { allocator_->Free(allocator_, memory_); }
+  ~Scratch() { allocator_->Free(allocator_.get(), memory_); }
 
   void* get() const { return aligned_; }
 
  private:
-  OrtAllocator* allocator_;
+  static void Release(OrtAllocator* allocator) { Ort::GetApi().ReleaseAllocator(allocator); }
+
+  std::unique_ptr<OrtAllocator, void (*)(OrtAllocator*)> allocator_;
   void* memory_;
   void* aligned_;
 };
@@ -114,9 +119,9 @@ void GqaKernel::Compute(OrtKernelContext* context) const {
   const Ort::KernelContext kernel_context(context);
   const bool runs_stock = RunsStock(inputs);
   std::vector<int32_t> lengths;
-  cpu::DecodeArgs args = {};
-  // Everything is checked before anything is allocated or written.
-  if (!runs_stock) args = inputs.DecodeStep(type_, &lengths);
+  // Everything is checked before anything is allocated or written, and for the stock operator too:
+  // some versions of it crash on what others refuse.
+  cpu::DecodeArgs args = inputs.DecodeStep(type_, &lengths);
 
   const CallShape& shape = inputs.shape();
   const auto output = [&](size_t index, const Shape& dimensions) {

@@ -70,6 +70,10 @@ TEST(OutputScale, GivesZeroForRowsThatSeeNothing) {
   EXPECT_EQ(OutputScale(-kInf, 0, 1), 0);
 }
 
+TEST(OutputScale, KeepsANaN) {
+  EXPECT_TRUE(std::isnan(OutputScale(-kInf, std::numeric_limits<float>::quiet_NaN(), -kInf)));
+}
+
 TEST(OutputScale, CountsTheSinkOnce) {
   const State s = Of({1, 2}, {1, 1});
   EXPECT_FLOAT_EQ(OutputScale(s.m, s.l, -kInf), 1 / s.l);
