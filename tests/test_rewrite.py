@@ -186,6 +186,10 @@ LEFT = {
     "no window": (set_attribute(local_window_size=0), r"local_window_size \(0\)"),
     "negative softcap": (set_attribute(softcap=-1.0), r"softcap is -1\.0"),
     "scale that is no number": (set_attribute(scale=float("nan")), "scale is nan"),
+    "integer scale": (set_attribute(scale=1), "attribute scale has the type int, not float"),
+    "float rotary": (set_attribute(do_rotary=1.0), "attribute do_rotary has the type float"),
+    "text window": (set_attribute(local_window_size="4"), "local_window_size has the type string"),
+    "number for a text": (set_attribute(k_quant_type=1), "k_quant_type has the type int"),
 }
 
 

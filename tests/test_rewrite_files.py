@@ -1,6 +1,6 @@
 """The rewriter's files: weights are shared, the source stays, failures leave nothing behind."""
 
-import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,70 +12,12 @@ from onnx import TensorProto, helper
 
 import rewrite_models as models
 from lean_attention import LeanAttentionError, rewrite
-from lean_attention.rewrite import model_folder
 from lean_attention.rewrite.model_file import ModelFile
+from rewrite_disk import listing, nodes_of
+
+pytest_plugins = ["rewrite_fixtures"]
 
 GIB = 1 << 30
-
-
-@pytest.fixture
-def model(tmp_path) -> Path:
-    """A model file whose weights are in ``weights.bin`` beside it."""
-    return models.save(models.decoder(), tmp_path / "source" / "model.onnx", data="weights.bin")
-
-
-@pytest.fixture
-def library(tmp_path, monkeypatch) -> Path:
-    """A stand-in for the operator library: these tests copy it and do not load it."""
-    path = tmp_path / "elsewhere" / "some_build.so"
-    path.parent.mkdir()
-    path.write_bytes(b"a library")
-    monkeypatch.setenv("LEAN_ATTENTION_LIBRARY", str(path))
-    return path
-
-
-@pytest.fixture
-def folder(model, library) -> Path:
-    """A model folder of onnxruntime-genai, as far as the rewriter reads it."""
-    source = model.parent
-    options = {"log_id": "onnxruntime-genai", "provider_options": []}
-    decoder = {"session_options": options, "filename": "model.onnx", "head_size": 16}
-    config = {"model": {"type": "phi3", "decoder": decoder, "é": 1e-05}, "search": {"top_k": 50}}
-    write_json(source / "genai_config.json", config)
-    write_json(source / "tokenizer.json", {"version": "1.0"})
-    (source / "extra").mkdir()
-    (source / "extra" / "template.jinja").write_text("{{ x }}")
-    return source
-
-
-def write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=4, ensure_ascii=False), encoding="utf-8")
-
-
-def listing(folder: Path) -> dict[str, bytes]:
-    """Every path below a folder, with the files' contents."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
-        for path in folder.rglob("*")
-    }
-
-
-def nodes_of(path: Path) -> list[str]:
-    return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
-
-
-@pytest.fixture
-def refused(tmp_path):
-    """Asserts that a rewrite ends with one clear line, and that nothing changed on the disk."""
-
-    def check(source: Path, destination: Path, message: str) -> None:
-        before = listing(tmp_path)
-        with pytest.raises(LeanAttentionError, match=message) as caught:
-            rewrite(source, destination)
-        assert "\n" not in str(caught.value)
-        assert listing(tmp_path) == before
-
-    return check
 
 
 def test_data_file_is_linked_and_does_not_grow(model, tmp_path):
@@ -249,6 +191,30 @@ def test_data_outside_the_folder_is_refused(location, model, tmp_path, refused):
     refused(model, tmp_path / "new.onnx", "leads out of its folder")
 
 
+@pytest.mark.parametrize("key", ["offset", "length"])
+@pytest.mark.parametrize("value", ["-5", "abc", "1e3", "9" * 5000])
+def test_external_data_that_is_no_number_is_named(key, value, model, tmp_path, refused):
+    made = onnx.load(model, load_external_data=False)
+    (entry,) = [e for e in made.graph.initializer[0].external_data if e.key == key]
+    entry.value = value
+    models.save(made, model)
+    refused(model, tmp_path / "new.onnx", f"tensor 'cos' has the {key} '{value}', which is not")
+
+
+@pytest.mark.parametrize("text", [b"/layer.0/attention", b"past.0.key", b"q.0", b"test"])
+def test_text_that_is_not_utf8_is_named(text, model, tmp_path, refused):
+    model.write_bytes(model.read_bytes().replace(text, text[:-1] + b"\xff"))
+    refused(model, tmp_path / "new.onnx", r"\\xff' is not UTF-8")
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_destination_that_no_file_can_have(kind, folder, tmp_path, refused):
+    source = folder if kind == "folder" else folder / "model.onnx"
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    refused(source, tmp_path / "loop" / source.name, "loop")
+    refused(source, tmp_path / f"a\0{source.name}", "null")
+
+
 @pytest.mark.parametrize("field", ["training", "sparse"])
 def test_model_with_parts_that_would_be_lost(field, model, tmp_path, refused):
     made = onnx.load(model, load_external_data=False)
@@ -284,98 +250,6 @@ def test_interrupted_rewrite_leaves_nothing(stop, kind, folder, tmp_path, monkey
     assert listing(tmp_path) == before
 
 
-def test_folder_names_the_library_and_is_complete(folder, library, tmp_path):
-    before = listing(folder)
-    result = rewrite(folder, tmp_path / "new")
-    after = listing(tmp_path / "new")
-    assert listing(folder) == before
-    assert set(after) == {*before, "liblean_attention.so"}
-    assert after["liblean_attention.so"] == library.read_bytes()
-    changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"genai_config.json", "model.onnx"}
-    assert nodes_of(tmp_path / "new" / "model.onnx").count("LeanGroupQueryAttention") == 2
-    assert len(result.replaced) == 2
-
-    old = before["genai_config.json"].decode()
-    new = after["genai_config.json"].decode()
-    comma = '"provider_options": []'
-    added = ',\n                "custom_ops_library": "liblean_attention.so"'
-    assert new == old.replace(comma, comma + added)
-
-
-def test_folder_shares_weights_and_copies_what_one_may_edit(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(model_folder, "LINK_FROM_BYTES", 1 << 20)
-    (folder / "vision.onnx.data").write_bytes(bytes(1 << 20))
-    rewrite(folder, tmp_path / "new")
-    shared = {
-        path.name
-        for path in folder.rglob("*")
-        if path.is_file() and path.samefile(tmp_path / "new" / path.relative_to(folder))
-    }
-    assert shared == {"weights.bin", "vision.onnx.data"}
-
-
-def test_folder_keeps_the_permissions_of_the_source(folder, tmp_path):
-    folder.chmod(0o750)
-    rewrite(folder, tmp_path / "new")
-    assert (tmp_path / "new").stat().st_mode == folder.stat().st_mode
-
-
-def test_library_of_an_earlier_folder_is_replaced_not_written_through(
-    folder, library, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(model_folder, "LINK_FROM_BYTES", 1)
-    old = folder / "liblean_attention.so"
-    old.write_bytes(b"an older build")
-    rewrite(folder, tmp_path / "new")
-    assert (tmp_path / "new" / old.name).read_bytes() == library.read_bytes()
-    assert old.read_bytes() == b"an older build"
-
-
-def change_config(folder: Path, **decoder: object) -> None:
-    path = folder / "genai_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config["model"]["decoder"].update(decoder)
-    write_json(path, config)
-
-
-def test_folder_without_session_options_gets_them(folder, tmp_path):
-    change_config(folder, session_options={})
-    rewrite(folder, tmp_path / "new")
-    config = json.loads((tmp_path / "new" / "genai_config.json").read_text(encoding="utf-8"))
-    options = config["model"]["decoder"]["session_options"]
-    assert options == {"custom_ops_library": "liblean_attention.so"}
-
-
-def test_folder_errors(folder, tmp_path, refused):
-    new = tmp_path / "new"
-    refused(folder, tmp_path / "new.onnx", "is a folder, so the destination must be one too")
-    refused(folder, folder / "new", "lies inside the source folder")
-    refused(folder, folder, "is the source itself")
-    change_config(folder, session_options={"custom_ops_library": "other.so"})
-    refused(folder, new, r"'other\.so' already")
-    change_config(folder, filename="../model.onnx")
-    refused(folder, new, "leads out of its folder")
-    change_config(folder, filename="gone.onnx")
-    refused(folder, new, r"gone\.onnx.* is not there")
-    change_config(folder, filename=None)
-    refused(folder, new, r"names no model\.decoder\.filename")
-    (folder / "genai_config.json").write_text("{")
-    refused(folder, new, "is not valid JSON")
-    (folder / "genai_config.json").unlink()
-    refused(folder, new, r"has no genai_config\.json")
-
-
-def test_folder_already_rewritten(folder, tmp_path, refused):
-    rewrite(folder, tmp_path / "new")
-    refused(tmp_path / "new", tmp_path / "again", "is already rewritten: 2 of its nodes")
-
-
-def test_folder_without_a_library_to_copy(folder, library, tmp_path, refused):
-    library.unlink()
-    refused(folder, tmp_path / "new", "has no operator library at")
-
-
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "lean_attention", "rewrite", *map(str, arguments)],
@@ -402,3 +276,37 @@ def test_command_fails_with_one_line(model, tmp_path):
     assert run.stdout == ""
     assert run.stderr.count("\n") == 1
     assert "is the source itself" in run.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_ending_signal_leaves_nothing(number, folder, tmp_path):
+    code = (
+        "import os, sys; from lean_attention.__main__ import main; "
+        "from lean_attention.rewrite.model_file import ModelFile; "
+        f"ModelFile.write = lambda self, path: os.kill(os.getpid(), {number:d}); "
+        "main()"
+    )
+    before = listing(tmp_path)
+    arguments = ["rewrite", folder, tmp_path / "deep" / "new"]
+    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (128 + number, "")
+    assert listing(tmp_path) == before
+
+
+def test_signal_that_the_caller_ignores_stays_ignored(model, tmp_path):
+    code = (
+        "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+        "from lean_attention.__main__ import main; "
+        "from lean_attention.rewrite.model_file import ModelFile; write = ModelFile.write; "
+        "ModelFile.write = lambda *a: os.kill(os.getpid(), signal.SIGHUP) or write(*a); main()"
+    )
+    arguments = ["rewrite", model, tmp_path / "new.onnx"]
+    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_command_prints_square_brackets_of_a_path(model, tmp_path):
+    destination = tmp_path / "[bold]new[/x]" / "model.onnx"
+    run = command(model, destination)
+    assert run.returncode == 0, run.stderr
+    assert str(destination) in run.stdout

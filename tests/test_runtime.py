@@ -361,6 +361,11 @@ def test_a_synthetic_context_decodes_to_its_capacity(tiny: DecoderModel) -> None
     assert noise.lengths == [40, 2, 19]
     with pytest.raises(LeanAttentionError, match="all 40 tokens"):
         noise.step([5, 6, 7])
+    noise.synthesise([1, 1, 1])
+    with pytest.raises(LeanAttentionError, match="the step has something else"):
+        noise.step([5, 6, 2**70])
+    with pytest.raises(LeanAttentionError, match=r"cannot run .*model\.onnx"):
+        noise.step([5, 6, 2**20])
 
 
 @pytest.mark.parametrize(
@@ -374,6 +379,10 @@ def test_a_synthetic_context_decodes_to_its_capacity(tiny: DecoderModel) -> None
         ([[4]], 0, "at least one new token"),
         ([[4, 512]], 5, "token id 512, the model's are 0 to 511"),
         ([[-1, 4]], 5, "token id -1"),
+        ([[2**63]], 5, "token id 9223372036854775808"),
+        ([[2**70, 4]], 5, "something else than a token id"),
+        ([["4"]], 5, "something else than a token id"),
+        ([[4, [5, 6]]], 5, "something else than a token id"),
     ],
 )
 def test_prompts_that_cannot_be_run_are_refused_with_the_numbers(
@@ -468,6 +477,10 @@ def test_options_reach_the_session(tiny_model: Path) -> None:
     assert options.intra_op_num_threads == 2
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     assert len(seen) == 1
-    for wrong, message in (({"threads": 0}, "threads"), ({"provider": "tpu"}, "'tpu'")):
+    for wrong, message in (
+        ({"threads": 0}, "threads"),
+        ({"threads": 10**10}, "threads must be 1 to 1024"),
+        ({"provider": "tpu"}, "'tpu'"),
+    ):
         with pytest.raises(LeanAttentionError, match=message):
             DecoderModel.load(tiny_model, **wrong)

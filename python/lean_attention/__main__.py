@@ -1,6 +1,8 @@
 """The console command ``lean-attention``; also ``python -m lean_attention``."""
 
+import signal
 import sys
+from types import FrameType
 
 import typer
 from rich.console import Console
@@ -24,9 +26,18 @@ app = typer.Typer(
 for command in (doctor, export, rewrite, generate):
     app.command()(command)
 
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
 
 def main() -> None:
-    """Runs the command line; an error the user can mend is one line and exit status 1."""
+    """Runs the command line; an error the user can mend is one line and exit status 1.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does, with nothing half-written, and status 128 + signal.
+    """
+    for number in ENDING_SIGNALS:
+        # A signal that the caller ignores, as nohup does, stays ignored.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end)
     try:
         app()
     except LeanAttentionError as error:
@@ -34,6 +45,13 @@ def main() -> None:
             Text.assemble(("error:", "bold red"), " ", str(error))
         )
         sys.exit(1)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    # The next one must not cut the cleaning up short.
+    for each in ENDING_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from lean_attention.errors import LeanAttentionError
 from lean_attention.export import export_model, load_model, model_names
@@ -58,7 +59,7 @@ def export(
     start = time.perf_counter()
     with Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
         console=console,
         transient=True,
@@ -79,8 +80,10 @@ def export(
     size = sum(path.stat().st_size for path in target.iterdir())
     elapsed = time.perf_counter() - start
     Console(soft_wrap=True).print(
-        f"[green]✓[/] {name} ({precision}) in {target}: {size / 1e6:.0f} MB, {elapsed:.0f} s",
-        highlight=False,
+        Text.assemble(
+            ("✓", "green"),
+            f" {name} ({precision}) in {target}: {size / 1e6:.0f} MB, {elapsed:.0f} s",
+        )
     )
 
 
@@ -101,7 +104,7 @@ class _Stages:
     def end(self) -> None:
         elapsed = time.perf_counter() - self._start
         self._progress.console.print(
-            f"[green]✓[/] {self._text} [dim]{elapsed:.1f} s[/]", highlight=False
+            Text.assemble(("✓", "green"), f" {self._text} ", (f"{elapsed:.1f} s", "dim"))
         )
 
 

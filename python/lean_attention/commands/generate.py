@@ -1,6 +1,10 @@
 """``lean-attention generate``: a model answers, the text streamed as it comes."""
 
+import codecs
+import io
 import math
+import os
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from lean_attention.errors import LeanAttentionError
 
@@ -57,6 +62,7 @@ def generate(
     texts = [*(prompt or []), *map(_read, prompt_file or [])]
     if not texts:
         raise LeanAttentionError("there is no prompt; pass --prompt TEXT or --prompt-file FILE")
+    _replace_what_stdout_cannot_encode()
     sampling = Sampling(temperature, top_k, top_p, seed)
     console = Console(stderr=True)
     with console.status("loading the model"):
@@ -80,11 +86,12 @@ def generate(
             on_step=display.on_step,
         )
     if len(texts) == 1:
-        print()
+        _write("\n")
     else:
         for text, answer in zip(texts, result.texts, strict=True):
-            console.rule(text if len(text) <= 60 else text[:59] + "…", align="left")
-            print(answer)
+            # As Text: brackets of a prompt are no markup.
+            console.rule(Text(text if len(text) <= 60 else text[:59] + "…"), align="left")
+            _write(answer + "\n")
     console.print(_summary(result), style="dim", highlight=False)
 
 
@@ -104,7 +111,7 @@ class _Stream(AbstractContextManager["_Stream"]):
     def on_text(self, row: int, text: str) -> None:
         del row
         self._status.stop()
-        print(text, end="", flush=True)
+        _write(text)
 
     def on_step(self, new: list[tuple[int, int]]) -> None:
         """Nothing: the text itself shows that it goes on."""
@@ -136,6 +143,28 @@ class _Bar(AbstractContextManager["_Bar"]):
 
     def on_step(self, new: list[tuple[int, int]]) -> None:
         self._progress.advance(self._task, len(new))
+
+
+def _replace_what_stdout_cannot_encode() -> None:
+    stdout = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper) and codecs.lookup(stdout.encoding).name != "utf-8":
+        stdout.reconfigure(errors="replace")
+
+
+def _write(text: str) -> None:
+    """Writes to standard output at once."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        # The reader has seen enough; typer ends the command quietly.
+        raise
+    except OSError as error:
+        # The text is still buffered: let the interpreter's last flush succeed.
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        raise LeanAttentionError(
+            f"cannot write the answer to standard output: {error.strerror}"
+        ) from error
 
 
 def _read(path: Path) -> str:

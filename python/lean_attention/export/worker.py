@@ -8,8 +8,11 @@ standard error, which the parent keeps for the case of another failure.
 
 import contextlib
 import json
+import os
+import select
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,6 +30,7 @@ def main() -> int:
     """Runs the job; returns the exit status."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     channel = sys.stdout
+    threading.Thread(target=_end_with_parent, args=(channel,), daemon=True).start()
     with contextlib.redirect_stdout(sys.stderr):
         try:
             _export(job, channel)
@@ -56,6 +60,15 @@ def _export(job: dict[str, Any], channel: TextIO) -> None:
     _send(channel, "stage", "Comparing its logits with the original's")
     difference = check_logits(plan, result, expected)
     print(f"largest difference of a logit, relative: {difference:.2e}")
+
+
+def _end_with_parent(channel: TextIO) -> None:
+    """Ends this process when the parent, the one reader of the channel, is gone."""
+    waiter = select.poll()
+    # No event is asked for: the loss of the reader is reported in any case.
+    waiter.register(channel.fileno(), 0)
+    waiter.poll()
+    os._exit(1)
 
 
 def _send(channel: TextIO, kind: str, text: str) -> None:

@@ -6,11 +6,13 @@
 * ``function_calls.py`` what ONNX Runtime needs around a function with a custom operator
 * ``value_types.py``    element types of values, as far as a file tells them
 * ``model_file.py``     a model file: its structure, and the data files that it refers to
+* ``proto_check.py``    texts and numbers of a model file, before its structure is built
 * ``model_folder.py``   a model folder of onnxruntime-genai
 * ``files.py``          links, copies, and nothing half-written
 * ``report.py``         what was replaced, what was left, and why
 """
 
+import shutil
 from pathlib import Path
 
 from lean_attention.errors import LeanAttentionError
@@ -58,6 +60,11 @@ def rewrite(
         check_destination(source, destination)
         rewriter = rewrite_folder if source.is_dir() else rewrite_file
         return rewriter(source, destination, schedule=schedule)
+    except shutil.Error as error:
+        # A list of (source, destination, reason), one for each file that could not be copied.
+        (_, _, reason), *more = error.args[0]
+        others = f" (and {len(more)} more)" if more else ""
+        raise LeanAttentionError(f"could not rewrite {source}: {reason}{others}") from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise LeanAttentionError(

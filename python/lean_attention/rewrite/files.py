@@ -1,18 +1,28 @@
 """Links, copies, and nothing half-written."""
 
+import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import open as open_with_progress
 
 from lean_attention.errors import LeanAttentionError
 
-__all__ = ["check_destination", "link_or_copy", "make_folders", "staging_folder"]
+__all__ = [
+    "check_destination",
+    "link_or_copy",
+    "make_folders",
+    "make_writable",
+    "move_folder",
+    "staging_folder",
+]
 
 COPY_CHUNK_BYTES = 16 << 20
 # Below this a copy is over before a progress bar could be read.
@@ -35,10 +45,14 @@ def check_destination(source: Path, destination: Path) -> None:
             "it is"
         )
     if destination.exists() or destination.is_symlink():
+        raise _taken(destination)
+    try:
+        real = destination.resolve()
+    except (RuntimeError, ValueError) as error:
         raise LeanAttentionError(
-            f"{destination} exists already; remove it or name another destination"
-        )
-    if source.is_dir() and destination.resolve().is_relative_to(source.resolve()):
+            f"{str(destination)!r} cannot be written ({error}); name another destination"
+        ) from error
+    if source.is_dir() and real.is_relative_to(source.resolve()):
         raise LeanAttentionError(
             f"{destination} lies inside the source folder; name a destination outside of it"
         )
@@ -64,8 +78,30 @@ def staging_folder(destination: Path) -> Iterator[tuple[Path, ExitStack]]:
         try:
             yield staging, undo
         finally:
+            with suppress(OSError):
+                make_writable(staging)
             shutil.rmtree(staging, ignore_errors=True)
         undo.pop_all()
+
+
+def make_writable(folder: Path) -> None:
+    """Lets the owner write into a folder and all folders below it."""
+    for path, _, _ in os.walk(folder):
+        os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IRWXU)
+
+
+def move_folder(staged: Path, destination: Path) -> None:
+    """Renames a folder to its destination on the same file system.
+
+    Raises:
+        LeanAttentionError: Something was put there since the destination was checked.
+    """
+    try:
+        staged.rename(destination)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise _taken(destination) from error
+        raise
 
 
 def make_folders(folder: Path, undo: ExitStack) -> None:
@@ -98,7 +134,7 @@ def link_or_copy(source: Path, destination: Path) -> None:
             open_with_progress(
                 real,
                 "rb",
-                description=f"Copying {source.name}",
+                description=f"Copying {escape(source.name)}",
                 console=console,
                 transient=True,
                 disable=small or not console.is_terminal,
@@ -106,6 +142,12 @@ def link_or_copy(source: Path, destination: Path) -> None:
             destination.open("xb") as writer,
         ):
             shutil.copyfileobj(reader, writer, COPY_CHUNK_BYTES)
+
+
+def _taken(destination: Path) -> LeanAttentionError:
+    return LeanAttentionError(
+        f"{destination} exists already; remove it or name another destination"
+    )
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -12,6 +12,7 @@ from lean_attention.errors import LeanAttentionError
 from lean_attention.rewrite.apply import apply_rules
 from lean_attention.rewrite.files import link_or_copy, make_folders, staging_folder
 from lean_attention.rewrite.graph_walk import scopes
+from lean_attention.rewrite.proto_check import check_proto
 from lean_attention.rewrite.report import NodeReport, RewriteResult
 
 __all__ = ["ModelFile", "check_location", "rewrite_file"]
@@ -55,6 +56,7 @@ class ModelFile:
                 f"{path} holds training information or sparse initializers, which a rewrite would "
                 "lose; export it for inference, with dense weights"
             )
+        check_proto(path, proto)
         try:
             file = cls(path, proto, ir.from_proto(proto))
         except (ir.serde.SerdeError, ValueError) as error:
@@ -79,7 +81,7 @@ class ModelFile:
         """Writes the structure, which goes on referring to the same data files."""
         try:
             data = ir.to_proto(self.model).SerializeToString(deterministic=True)
-        except (EncodeError, ValueError) as error:
+        except (ir.serde.SerdeError, EncodeError, ValueError) as error:
             raise LeanAttentionError(
                 f"{self.path} cannot be written again ({_root_cause(error)}); a model of 2 GB "
                 "keeps its weights in a data file"
@@ -183,6 +185,7 @@ def _shared(file: ModelFile, destination: Path, location: str) -> bool:
 
 
 def _root_cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
+    # The context too: onnx_ir fails at times while it describes an error.
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
     return str(error).splitlines()[0] if str(error) else repr(error)

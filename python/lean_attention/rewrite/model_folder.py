@@ -7,7 +7,12 @@ from typing import Any
 
 from lean_attention.errors import LeanAttentionError
 from lean_attention.library import LIBRARY_NAME, get_library_path
-from lean_attention.rewrite.files import link_or_copy, staging_folder
+from lean_attention.rewrite.files import (
+    link_or_copy,
+    make_writable,
+    move_folder,
+    staging_folder,
+)
 from lean_attention.rewrite.model_file import ModelFile, check_location
 from lean_attention.rewrite.report import RewriteResult
 
@@ -42,11 +47,12 @@ def rewrite_folder(source: Path, destination: Path, *, schedule: str) -> Rewrite
     path = check_location(config_path, decoder["filename"])
     if not path.is_file():
         raise LeanAttentionError(
-            f"{config_path} names the model {path.name}, which is not there; put it back"
+            f"{config_path} names the model {path.name!r}, which is not there; put it back"
         )
     file = ModelFile.read(path)
     replaced, left = file.rewrite(schedule=schedule)
     _name_library(config_path, decoder)
+    config_text = _config_text(config_path, config)
     library = get_library_path()
 
     data = {file.path.parent / location for location in file.data_locations()}
@@ -63,11 +69,12 @@ def rewrite_folder(source: Path, destination: Path, *, schedule: str) -> Rewrite
 
     with staging_folder(destination) as (staging, _):
         shutil.copytree(source, staging, copy_function=place, dirs_exist_ok=True)
+        # The copies have the modes of their sources, which may be read-only.
+        make_writable(staging)
         file.write(staging / file.path.relative_to(source))
         shutil.copy(library, staging / LIBRARY_NAME)
-        text = json.dumps(config, indent=4, ensure_ascii=False)
-        (staging / GENAI_CONFIG).write_text(text, encoding="utf-8")
-        staging.rename(destination)
+        (staging / GENAI_CONFIG).write_text(config_text, encoding="utf-8")
+        move_folder(staging, destination)
     return RewriteResult(source, destination, replaced, left)
 
 
@@ -82,6 +89,8 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise LeanAttentionError(f"{path} is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise _too_deep(path) from error
     try:
         decoder = config["model"]["decoder"]
         if isinstance(decoder["filename"], str):
@@ -94,7 +103,14 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _name_library(path: Path, decoder: dict[str, Any]) -> None:
-    options = decoder.setdefault("session_options", {})
+    if decoder.get("session_options") is None:
+        decoder["session_options"] = {}
+    options = decoder["session_options"]
+    if not isinstance(options, dict):
+        raise LeanAttentionError(
+            f"{path} has model.decoder.session_options {str(options)[:40]!r}, which is not a JSON "
+            "object; correct it"
+        )
     other = options.get("custom_ops_library", LIBRARY_NAME)
     if other != LIBRARY_NAME:
         raise LeanAttentionError(
@@ -102,3 +118,15 @@ def _name_library(path: Path, decoder: dict[str, Any]) -> None:
             "only one"
         )
     options["custom_ops_library"] = LIBRARY_NAME
+
+
+def _config_text(path: Path, config: dict[str, Any]) -> str:
+    try:
+        # ASCII: a text of the source may hold half of a surrogate pair, which UTF-8 cannot.
+        return json.dumps(config, indent=4)
+    except RecursionError as error:
+        raise _too_deep(path) from error
+
+
+def _too_deep(path: Path) -> LeanAttentionError:
+    return LeanAttentionError(f"{path} is nested too deeply; correct it")

@@ -9,6 +9,7 @@ import onnxruntime
 
 from lean_attention.errors import LeanAttentionError
 from lean_attention.runtime.model import DecoderModel
+from lean_attention.runtime.reasons import first_line
 
 __all__ = ["KVCache", "available_bytes", "cache_bytes"]
 
@@ -86,6 +87,9 @@ class KVCache:
         Args:
             binding: Of the model's session.
             row: Only this row of the batch, as a batch of one; None binds the whole batch.
+
+        Raises:
+            LeanAttentionError: The model does not take buffers of this shape.
         """
         dtype = self._model.cache_dtype.type
         shape = self._shape if row is None else [1, *self._shape[1:]]
@@ -93,8 +97,13 @@ class KVCache:
         for name, buffer in self.buffers.items():
             pointer = buffer.data_ptr() + offset
             target = (self._model.device, 0, dtype, shape, pointer)
-            binding.bind_input(f"past_key_values.{name}", *target)
-            binding.bind_output(f"present.{name}", *target)
+            try:
+                binding.bind_input(f"past_key_values.{name}", *target)
+                binding.bind_output(f"present.{name}", *target)
+            except Exception as error:  # ONNX Runtime raises several unrelated types
+                raise LeanAttentionError(
+                    f"{self._model.path} takes no cache of the shape {shape}: {first_line(error)}"
+                ) from error
 
     def randomise(self, seed: int) -> None:
         """Fills every row with normal noise, to measure a context without computing a prompt.

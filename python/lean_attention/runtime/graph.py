@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 
 from lean_attention.errors import LeanAttentionError
+from lean_attention.runtime.reasons import first_line
 
 __all__ = ["CUSTOM_DOMAIN", "GraphFacts", "read_graph"]
 
@@ -51,8 +52,8 @@ def read_graph(path: Path) -> GraphFacts:
         path: The model file.
 
     Raises:
-        LeanAttentionError: The file is not a readable ONNX model, or chooses its rotary tables in
-            a way that the runtime does not know.
+        LeanAttentionError: The file is not a readable ONNX model, is damaged, or chooses its
+            rotary tables in a way that the runtime does not know.
     """
     try:
         model = onnx.load(path, load_external_data=False)
@@ -60,12 +61,24 @@ def read_graph(path: Path) -> GraphFacts:
         raise LeanAttentionError(
             f"{path} is not a readable ONNX model ({type(error).__name__}); export it again"
         ) from error
+    try:
+        return _facts(model, path)
+    except LeanAttentionError:
+        raise
+    except Exception as error:  # a part that every valid model has is not there
+        raise LeanAttentionError(
+            f"the graph of {path} is damaged ({type(error).__name__}: {first_line(error)}); "
+            "export it again"
+        ) from error
+
+
+def _facts(model: onnx.ModelProto, path: Path) -> GraphFacts:
     graph = model.graph
     nodes = [node for node in graph.node if node.op_type in ATTENTION_OPS]
     attributes = [
         {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute} for node in nodes
     ]
-    windows = [a["local_window_size"] for a in attributes if a.get("sliding_window_cache")]
+    windows = [int(a["local_window_size"]) for a in attributes if a.get("sliding_window_cache")]
     tables = {
         node.input[COS_CACHE]
         for node in nodes

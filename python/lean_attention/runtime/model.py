@@ -1,6 +1,5 @@
 """A decoder model: its session, its inputs and outputs, its limits."""
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,9 @@ import onnxruntime
 
 from lean_attention.errors import LeanAttentionError
 from lean_attention.library import register_custom_ops
+from lean_attention.runtime.config import GENAI_CONFIG, GenaiConfig
 from lean_attention.runtime.graph import GraphFacts, read_graph
+from lean_attention.runtime.reasons import first_line
 
 __all__ = ["DecoderModel"]
 
@@ -25,6 +26,9 @@ PROVIDERS = {
 }
 
 DTYPES: dict[str, npt.DTypeLike] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+# ONNX Runtime takes any number and starts that many.
+MAX_THREADS = 1024
 
 Configure = Callable[[onnxruntime.SessionOptions], None]
 
@@ -91,7 +95,7 @@ class DecoderModel:
 
         Args:
             path: A model file, or a folder with a ``genai_config.json``.
-            threads: Threads of the session; None leaves the choice to ONNX Runtime.
+            threads: Threads of the session, 1 to 1024; None leaves the choice to ONNX Runtime.
             provider: ``cpu``, ``cuda`` or ``rocm``.
             allow_spinning: Whether idle threads of the session spin. Off when several sessions
                 are timed in one process, whose pools steal the cores from each other.
@@ -109,8 +113,8 @@ class DecoderModel:
             raise LeanAttentionError(
                 f"unknown provider {provider!r}; choose one of {', '.join(PROVIDERS)}"
             )
-        if threads is not None and threads < 1:
-            raise LeanAttentionError(f"threads must be at least 1, not {threads}")
+        if threads is not None and not 1 <= threads <= MAX_THREADS:
+            raise LeanAttentionError(f"threads must be 1 to {MAX_THREADS}, not {threads}")
         file, config = _locate(Path(path))
         facts = read_graph(file)
         options = onnxruntime.SessionOptions()
@@ -132,8 +136,9 @@ class DecoderModel:
         try:
             session = onnxruntime.InferenceSession(file, options, providers=[name])
         except Exception as error:  # ONNX Runtime raises several unrelated types
-            reason = (str(error).strip().splitlines() or [repr(error)])[0]
-            raise LeanAttentionError(f"ONNX Runtime cannot load {file}: {reason}") from error
+            raise LeanAttentionError(
+                f"ONNX Runtime cannot load {file}: {first_line(error)}"
+            ) from error
         if name not in session.get_providers():
             raise LeanAttentionError(
                 f"{name} could not start and ONNX Runtime fell back to "
@@ -144,19 +149,18 @@ class DecoderModel:
         head_size = next(
             (
                 size
-                for size in (shape[3], config.get("decoder", {}).get("head_size"), facts.head_size)
+                for size in (shape[3], config.head_size, facts.head_size)
                 if isinstance(size, int)
             ),
             None,
         )
-        if head_size is None or not isinstance(shape[1], int):
+        if head_size is None or head_size < 1 or not isinstance(shape[1], int) or shape[1] < 1:
             raise LeanAttentionError(
                 f"the heads of {file} have no fixed size; export it with the onnxruntime-genai "
                 "model builder, whose genai_config.json names it"
             )
         logits = _outputs(session)["logits"]
-        stops = _token_ids(config.get("eos_token_id")) if stop_tokens is None else stop_tokens
-        pads = _token_ids(config.get("pad_token_id"))
+        pads = config.pad_tokens
         return cls(
             path=file,
             session=session,
@@ -170,7 +174,7 @@ class DecoderModel:
             takes_position_ids="position_ids" in _inputs(session),
             last_logits_only=logits.shape[1] == 1,
             context_length=_context_length(context_length, config, facts, file),
-            stop_tokens=tuple(stops),
+            stop_tokens=config.stop_tokens if stop_tokens is None else tuple(stop_tokens),
             pad_token=pads[0] if pads and 0 <= pads[0] < logits.shape[2] else 0,
             rope_switch=facts.rope_switch,
             window_rows=facts.window_rows,
@@ -182,31 +186,20 @@ class DecoderModel:
         return self.path.parent
 
 
-def _locate(path: Path) -> tuple[Path, dict[str, Any]]:
-    """Returns the model file and the ``model`` part of the folder's genai_config.json, if any."""
+def _locate(path: Path) -> tuple[Path, GenaiConfig]:
+    """Returns the model file and what the folder's genai_config.json says, if there is one."""
     if not path.exists():
         raise LeanAttentionError(f"there is no model at {path}")
     folder = path if path.is_dir() else path.parent
-    config_path = folder / "genai_config.json"
+    config_path = folder / GENAI_CONFIG
     if not config_path.is_file():
         if path.is_dir():
             raise LeanAttentionError(
-                f"{path} has no genai_config.json; name the model file in it instead"
+                f"{path} has no {GENAI_CONFIG}; name the model file in it instead"
             )
-        return path, {}
-    try:
-        config = json.loads(config_path.read_text(encoding="utf-8"))["model"]
-        filename = config["decoder"]["filename"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LeanAttentionError(
-            f"{config_path} is not a configuration of onnxruntime-genai for a decoder "
-            f"({type(error).__name__}: {error}); export the model again"
-        ) from error
-    if not path.is_dir():
-        return path, config
-    if not (folder / filename).is_file():
-        raise LeanAttentionError(f"{config_path} names {filename}, which is not in the folder")
-    return folder / filename, config
+        return path, GenaiConfig()
+    config = GenaiConfig.read(config_path)
+    return (config.model_file(config_path) if path.is_dir() else path), config
 
 
 def _inputs(session: onnxruntime.InferenceSession) -> dict[str, Any]:
@@ -253,11 +246,19 @@ def _check_io(session: onnxruntime.InferenceSession, file: Path, facts: GraphFac
             raise LeanAttentionError(
                 f"{name} of {file} is {value.type}; the runtime handles {' and '.join(types)}"
             )
-    if not isinstance(outputs["logits"].shape[-1], int) or len(outputs["logits"].shape) != 3:
+    logits = outputs["logits"].shape or []
+    if len(logits) != 3 or not isinstance(logits[2], int) or logits[2] < 1:
         raise LeanAttentionError(
-            f"logits of {file} has the shape {outputs['logits'].shape}, not [batch, sequence, "
+            f"logits of {file} has the shape {logits}, not [batch, sequence, "
             "vocabulary] with a fixed vocabulary"
         )
+    for cache in caches:
+        shape = inputs[f"past_key_values.{cache}"].shape or []
+        if len(shape) != 4:
+            raise LeanAttentionError(
+                f"past_key_values.{cache} of {file} has the shape {shape}, not [batch, heads, "
+                "tokens, head size]; export it with the onnxruntime-genai model builder"
+            )
     keys = [f"past_key_values.{i}.key" for i in range(layers)]
     if plain := [key for key in keys if key not in facts.appending_layers]:
         raise LeanAttentionError(
@@ -267,14 +268,14 @@ def _check_io(session: onnxruntime.InferenceSession, file: Path, facts: GraphFac
     return layers
 
 
-def _context_length(
-    wanted: int | None, config: dict[str, Any], facts: GraphFacts, file: Path
-) -> int:
+def _context_length(wanted: int | None, config: GenaiConfig, facts: GraphFacts, file: Path) -> int:
     """Returns the argument, else the configuration's value, else the rows of the rotary tables."""
-    length = config.get("context_length", facts.rotary_rows) if wanted is None else wanted
+    length = next(
+        (n for n in (wanted, config.context_length, facts.rotary_rows) if n is not None), None
+    )
     if length is None:
         raise LeanAttentionError(f"no file names the context length of {file}; pass it (--context)")
-    if not isinstance(length, int) or length < 1:
+    if length < 1:
         raise LeanAttentionError(f"a context length must be a positive number, not {length!r}")
     if facts.rotary_rows is not None and length > facts.rotary_rows:
         raise LeanAttentionError(
@@ -282,10 +283,3 @@ def _context_length(
             f"tables in {file}"
         )
     return length
-
-
-def _token_ids(value: Any) -> list[int]:
-    """Returns a configuration's token id or ids as a list."""
-    if value is None:
-        return []
-    return [int(item) for item in value] if isinstance(value, list) else [int(value)]

@@ -16,13 +16,16 @@ Logits = npt.NDArray[np.float32]
 # vocabulary of 200,000.
 FIRST_CANDIDATES = 1024
 
+SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
+
 
 @dataclass(frozen=True)
 class Sampling:
     """How to choose tokens. The default is greedy.
 
     Attributes:
-        temperature: Divides the logits; 0 is greedy.
+        temperature: Divides the logits; 0, and what is below the normal numbers of float32, is
+            greedy.
         top_k: Only the k most likely tokens are drawn; 0 means all.
         top_p: Only the most likely tokens are drawn whose probabilities together just reach this
             (after ``top_k``), in (0, 1].
@@ -49,7 +52,8 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always chosen."""
-        return self.temperature == 0 or self.top_k == 1
+        # Differences of float32 logits over anything smaller would overflow.
+        return self.temperature < SMALLEST_TEMPERATURE or self.top_k == 1
 
 
 class Sampler:

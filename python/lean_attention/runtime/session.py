@@ -10,6 +10,7 @@ import onnxruntime
 from lean_attention.errors import LeanAttentionError
 from lean_attention.runtime.cache import KVCache
 from lean_attention.runtime.model import DecoderModel
+from lean_attention.runtime.reasons import first_line
 
 __all__ = ["DecodeSession"]
 
@@ -156,7 +157,7 @@ class DecodeSession:
             The logits after the tokens, [B, V]; overwritten by the next call.
 
         Raises:
-            LeanAttentionError: A row is empty or full.
+            LeanAttentionError: A row is empty or full, or ``tokens`` are not B token ids.
         """
         total = max(self._lengths) + 1
         if total > self.capacity:
@@ -165,8 +166,11 @@ class DecodeSession:
             )
         if not all(self._lengths):
             raise LeanAttentionError("a row has no tokens yet; prefill the session first")
+        try:
+            self._ids[:, 0] = tokens
+        except (OverflowError, TypeError, ValueError) as error:
+            raise _not_token_ids("the step") from error
         self._choose_table(total)
-        self._ids[:, 0] = tokens
         if self.model.takes_position_ids:
             self._positions[:, 0] = self._lengths
         self._run(self._binding, [length + 1 for length in self._lengths], total)
@@ -221,9 +225,15 @@ class DecodeSession:
 
     def _check(self, row: int, tokens: Sequence[int], start: int) -> Ids:
         """Returns the tokens as an array, or raises where they cannot follow ``start`` others."""
-        new = np.asarray(tokens, np.int64).reshape(-1)
+        try:
+            new = np.asarray(tokens).reshape(-1)
+        except ValueError as error:  # lists of several lengths
+            raise _not_token_ids(f"prompt {row + 1}") from error
         if not len(new):
             raise LeanAttentionError(f"prompt {row + 1} has no tokens")
+        # Numbers beyond 64 bits and text have another kind.
+        if new.dtype.kind not in "iu":
+            raise _not_token_ids(f"prompt {row + 1}")
         if start + len(new) > self.capacity:
             raise LeanAttentionError(
                 f"prompt {row + 1} brings its row to {start + len(new)} tokens, its cache holds "
@@ -235,7 +245,7 @@ class DecodeSession:
                 f"prompt {row + 1} has the token id {bad}, the model's are 0 to "
                 f"{self.model.vocab_size - 1}; use the tokenizer that belongs to it"
             )
-        return new
+        return new.astype(np.int64, copy=False)
 
     def _is_long(self, total: int) -> bool:
         return self.model.rope_switch is not None and total > self.model.rope_switch
@@ -333,7 +343,19 @@ class DecodeSession:
             np.less(self._columns[:total], np.array(lengths)[:, None], out=mask, casting="unsafe")
             address = self._mask.ctypes.data
         binding.bind_input("attention_mask", "cpu", 0, np.int64, (len(lengths), total), address)
-        self.model.session.run_with_iobinding(binding)
+        try:
+            self.model.session.run_with_iobinding(binding)
+        except Exception as error:  # ONNX Runtime raises several unrelated types
+            raise LeanAttentionError(
+                f"ONNX Runtime cannot run {self.model.path}: {first_line(error)}"
+            ) from error
+
+
+def _not_token_ids(name: str) -> LeanAttentionError:
+    return LeanAttentionError(
+        f"{name} has something else than a token id, a whole number, per token; use the tokenizer "
+        "that belongs to the model"
+    )
 
 
 def _bind(method: Any, name: str, array: npt.NDArray[Any]) -> None:

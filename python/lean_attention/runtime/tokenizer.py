@@ -6,6 +6,7 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 from lean_attention.errors import LeanAttentionError
+from lean_attention.runtime.reasons import first_line
 
 __all__ = ["TextStream", "Tokenizer"]
 
@@ -37,10 +38,9 @@ class Tokenizer:
                 str(folder), local_files_only=True
             )
         except Exception as error:  # transformers raises several unrelated types
-            reason = (str(error).strip().splitlines() or [repr(error)])[0]
             raise LeanAttentionError(
                 f"transformers {transformers.__version__} cannot read the tokenizer in {folder}: "
-                f"{reason}"
+                f"{first_line(error)}"
             ) from error
         if not self._tokenizer.is_fast:
             raise LeanAttentionError(f"{folder} has no tokenizer.json, which streaming text needs")
@@ -57,9 +57,15 @@ class Tokenizer:
         return bool(self._tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of plain text, with the special tokens that the model expects."""
-        # Not verbose: a text may be longer than the context, for the caller may use a part of it.
-        return [int(token) for token in self._tokenizer.encode(text, verbose=False)]
+        """Returns the ids of plain text, with the special tokens that the model expects.
+
+        Args:
+            text: Any text.
+
+        Raises:
+            LeanAttentionError: The text has lone surrogates, as bytes other than UTF-8 leave them.
+        """
+        return self._ids(text, special=True)
 
     def encode_chat(self, text: str, system: str | None = None) -> list[int]:
         """Returns the ids of a user's message in the model's chat template, up to the answer.
@@ -69,7 +75,8 @@ class Tokenizer:
             system: The system message; None leaves it to the template.
 
         Raises:
-            LeanAttentionError: The tokenizer has no chat template, or it refuses the messages.
+            LeanAttentionError: The tokenizer has no chat template, it refuses the messages, or
+                the text has lone surrogates.
         """
         if not self.has_chat_template:
             raise LeanAttentionError(
@@ -83,9 +90,21 @@ class Tokenizer:
                 messages, tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # a template is a program of the model's author
-            raise LeanAttentionError(f"the chat template refuses the messages: {error}") from error
+            raise LeanAttentionError(
+                f"the chat template refuses the messages: {first_line(error)}"
+            ) from error
         # The template writes the special tokens itself.
-        tokens = self._tokenizer.encode(rendered, add_special_tokens=False, verbose=False)
+        return self._ids(rendered, special=False)
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise LeanAttentionError(
+                f"the text has {text[error.start]!a}, which is no character; pass text in UTF-8"
+            ) from error
+        # Not verbose: a text may be longer than the context, for the caller may use a part of it.
+        tokens = self._tokenizer.encode(text, add_special_tokens=special, verbose=False)
         return [int(token) for token in tokens]
 
     def decode(self, tokens: list[int]) -> str:

@@ -78,6 +78,30 @@ DECIDING_ATTRIBUTES: dict[str, int | str] = {
     "v_quant_type": "NONE",
 }
 
+# The attributes of ONNX Runtime's schema, by their types.
+ATTRIBUTE_TYPES: dict[ir.AttributeType, tuple[str, ...]] = {
+    ir.AttributeType.INT: (
+        "num_heads",
+        "kv_num_heads",
+        "causal",
+        "do_rotary",
+        "kv_cache_bit_width",
+        "local_window_size",
+        "qk_output",
+        "rotary_interleaved",
+        "sliding_window_cache",
+        "smooth_softmax",
+    ),
+    ir.AttributeType.FLOAT: (
+        "scale",
+        "softcap",
+        "qk_norm_epsilon",
+        "q_norm_epsilon",
+        "k_norm_epsilon",
+    ),
+    ir.AttributeType.STRING: ("k_quant_type", "v_quant_type"),
+}
+
 
 class GroupQueryAttention:
     """The rule for ONNX Runtime's own grouped-query attention."""
@@ -88,7 +112,12 @@ class GroupQueryAttention:
 
     def check(self, node: ir.Node, types: ValueTypes) -> str | None:
         """Why the node must stay stock, as a clause; None where it can be replaced."""
-        return _check_attributes(node) or _check_connections(node) or _check_types(node, types)
+        return (
+            _check_attribute_types(node)
+            or _check_attributes(node)
+            or _check_connections(node)
+            or _check_types(node, types)
+        )
 
     def rewrite(self, node: ir.Node, types: ValueTypes, schedule: str) -> None:
         """Renames the node and declares its outputs, whose shapes ONNX Runtime cannot infer."""
@@ -99,6 +128,18 @@ class GroupQueryAttention:
         _declare(_output(node, Output.OUTPUT), activation, _output_shape(node))
         for past, present in zip(CACHE_INPUTS, CACHE_OUTPUTS, strict=True):
             _declare(_output(node, present), cache, _present_shape(node, _input(node, past)))
+
+
+def _check_attribute_types(node: ir.Node) -> str | None:
+    for expected, names in ATTRIBUTE_TYPES.items():
+        for attribute in (node.attributes[name] for name in names if name in node.attributes):
+            if attribute.type != expected and not attribute.is_ref():
+                found = attribute.type.name.lower()
+                return (
+                    f"its attribute {attribute.name} has the type {found}, not "
+                    f"{expected.name.lower()}"
+                )
+    return None
 
 
 def _check_attributes(node: ir.Node) -> str | None:
