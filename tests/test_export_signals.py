@@ -49,7 +49,11 @@ def test_worker_ends_when_its_parent_is_killed(tmp_path):
 def export_at_work(folder):
     """A process of the command whose worker is at its first stage."""
     # Large enough to be at work for much longer than the time allowed below.
+    # Whoever started the tests may have had them ignore these: a shell's background job does.
     code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL); "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); "
         "from lean_attention.commands.export import _Stages; from lean_attention import __main__; "
         "_Stages.begin = lambda self, line: print(line, flush=True); __main__.main()"
     )

@@ -281,7 +281,8 @@ def test_command_fails_with_one_line(model, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_ending_signal_leaves_nothing(number, folder, tmp_path):
     code = (
-        "import os, sys; from lean_attention.__main__ import main; "
+        f"import os, signal; signal.signal({number:d}, signal.SIG_DFL); "
+        "from lean_attention.__main__ import main; "
         "from lean_attention.rewrite.model_file import ModelFile; "
         f"ModelFile.write = lambda self, path: os.kill(os.getpid(), {number:d}); "
         "main()"
