@@ -37,7 +37,7 @@ def test_it_needs_nothing_but_the_cxx_runtime() -> None:
 
 
 def test_versions_agree() -> None:
-    assert kernels.library_version() == lean_attention.__version__
+    assert kernels.built_version() == lean_attention.__version__
 
 
 def test_the_instruction_set_can_be_forced() -> None:

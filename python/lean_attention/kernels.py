@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lean_attention.errors import LeanAttentionError
-from lean_attention.library import get_library_path
+from lean_attention.operator_library import get_library_path
 
-__all__ = ["Schedule", "cpu_target", "decode", "library_version"]
+__all__ = ["Schedule", "built_version", "cpu_target", "decode"]
 
 
 class Schedule(IntEnum):
@@ -72,7 +72,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def library_version() -> str:
+def built_version() -> str:
     """Returns the version that the library was built as."""
     version: bytes = _library().lean_attention_version()
     return version.decode()

@@ -91,7 +91,7 @@ def doctor() -> None:
     console = Console(soft_wrap=True)
     console.print(table)
     path = lean_attention.get_library_path()
-    console.print(f"library: {path} (version {kernels.library_version()})", highlight=False)
+    console.print(f"library: {path} (version {kernels.built_version()})", highlight=False)
     target = kernels.cpu_target()
     if target is None:
         raise LeanAttentionError(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lean_attention.errors import LeanAttentionError
-from lean_attention.library import LIBRARY_NAME, get_library_path
+from lean_attention.operator_library import LIBRARY_NAME, get_library_path
 from lean_attention.rewrite.files import (
     link_or_copy,
     make_writable,

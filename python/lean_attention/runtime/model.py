@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from lean_attention.errors import LeanAttentionError
-from lean_attention.library import register_custom_ops
+from lean_attention.operator_library import register_custom_ops
 from lean_attention.runtime.config import GENAI_CONFIG, GenaiConfig
 from lean_attention.runtime.graph import GraphFacts, read_graph
 from lean_attention.runtime.reasons import first_line
