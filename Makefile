@@ -17,15 +17,20 @@ OPTIMUM_MODEL := .cache/models/phi-3-mini-128k-small
 SOURCES := $(shell find ops cmake python models -type f -not -path '*/__pycache__/*') \
            CMakeLists.txt pyproject.toml
 
-.PHONY: demo test test-cpp test-python test-oldest test-optimum lint format setup clean
+.PHONY: demo test test-cpp test-sanitizers test-python test-oldest test-optimum lint format setup clean
 
 demo: $(VENV)/.package
 	$(BIN)/python tools/demo.py
 
-test: test-cpp test-python test-oldest test-optimum
+test: test-cpp test-sanitizers test-python test-oldest test-optimum
 
 test-cpp: build/test/.built
-	ctest --test-dir build/test --output-on-failure
+	$(BIN)/ctest --test-dir build/test --output-on-failure
+
+# The C++ tests again: memory and undefined behaviour, then races.
+test-sanitizers: build/asan/.built build/tsan/.built
+	UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/ctest --test-dir build/asan --output-on-failure
+	TSAN_OPTIONS=halt_on_error=1 $(BIN)/ctest --test-dir build/tsan --output-on-failure
 
 test-python: $(VENV)/.package
 	$(BIN)/python -m pytest tests --ignore tests/test_optimum.py
@@ -96,11 +101,20 @@ $(OPTIMUM_MODEL): | $(VENV)/.package
 	mkdir -p $(@D)
 	$(BIN)/lean-attention export phi-3-mini-128k $@ --layers 2 --hidden-scale 0.02
 
-build/test/.built: $(SOURCES) $(wildcard tests/cpp/*) $(VENV)/.requirements
+# The C++ tests in build/$(1), with more options for CMake and for its build.
+define cpp_tests
+build/$(1)/.built: $(SOURCES) $(wildcard tests/cpp/*) $(VENV)/.requirements
 	@tools/install_system_packages.sh tests
 	@mkdir -p build
-	$(BIN)/cmake -S . -B build/test -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
-	  -DLEAN_ATTENTION_TESTS=ON -DLEAN_ATTENTION_WERROR=ON \
-	  -DPython3_EXECUTABLE=$(abspath $(BIN)/python) >build/test.log || (cat build/test.log; exit 1)
-	$(BIN)/cmake --build build/test
-	touch $@
+	$(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	  -DLEAN_ATTENTION_TESTS=ON -DLEAN_ATTENTION_WERROR=ON $(2) \
+	  -DPython3_EXECUTABLE=$(abspath $(BIN)/python) >build/$(1).log || (cat build/$(1).log; exit 1)
+	$(BIN)/cmake --build build/$(1) $(3)
+	touch $$@
+endef
+ONLY_TESTS := --target lean_attention_tests lean_attention_kernel_tests
+SANITIZED := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-g1 -DLEAN_ATTENTION_SANITIZE
+ADDRESS := $(SANITIZED)=address,undefined
+$(eval $(call cpp_tests,test))
+$(eval $(call cpp_tests,asan,$(ADDRESS),$(ONLY_TESTS)))
+$(eval $(call cpp_tests,tsan,$(SANITIZED)=thread,$(ONLY_TESTS)))

@@ -1,15 +1,18 @@
 """One attention node as a model, run by ONNX Runtime: ours and the stock operator's alike."""
 
+import ctypes
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnxruntime
+import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 import lean_attention
-from reference import Step
+from reference import CacheFormat, Step, attention
 
 INPUTS = (
     "query",
@@ -30,9 +33,13 @@ INPUTS = (
     "k_norm_weight",
     "query_seqlens",
 )
+BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 ONNX_TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
     np.dtype(np.float16): TensorProto.FLOAT16,
+    BFLOAT16: TensorProto.BFLOAT16,
+    np.dtype(np.int8): TensorProto.INT8,
+    np.dtype(np.uint8): TensorProto.UINT8,
     np.dtype(np.int32): TensorProto.INT32,
     np.dtype(np.int64): TensorProto.INT64,
 }
@@ -59,6 +66,7 @@ class Node:
         while not names[-1]:
             names.pop()
         kind = ONNX_TYPES[feeds["query"].dtype]
+        cache_kind = ONNX_TYPES[feeds.get("past_key", feeds["query"]).dtype]
         outputs = ["output", "present_key", "present_value"]
         attributes = {**self.attributes}
         if op == STOCK:
@@ -81,8 +89,9 @@ class Node:
                 for name, array in feeds.items()
             ],
             [
-                helper.make_tensor_value_info(name, kind, [None] * rank)
-                for name, rank in zip(outputs, (3, 4, 4), strict=True)
+                helper.make_tensor_value_info("output", kind, [None] * 3),
+                helper.make_tensor_value_info("present_key", cache_kind, [None] * 4),
+                helper.make_tensor_value_info("present_value", cache_kind, [None] * 4),
             ],
         )
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
@@ -109,6 +118,24 @@ class Node:
         return run_session(self.session(feeds, op=op, threads=threads), feeds, shared=shared)
 
 
+def _to_value(array: NDArray[Any]) -> onnxruntime.OrtValue:
+    """Returns a tensor that holds a copy of an array."""
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
+        array.copy(), ONNX_TYPES[array.dtype]
+    )
+
+
+def _to_array(value: onnxruntime.OrtValue) -> NDArray[Any]:
+    """Returns a copy of a tensor; its own `numpy` refuses bfloat16."""
+    array: NDArray[Any]
+    if value.element_type() != TensorProto.BFLOAT16:
+        array = value.numpy().copy()
+        return array
+    array = np.empty(value.shape(), BFLOAT16)
+    ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
+    return array
+
+
 def run_session(
     session: onnxruntime.InferenceSession, feeds: Feeds, *, shared: bool = False
 ) -> list[NDArray[Any]]:
@@ -120,22 +147,19 @@ def run_session(
         shared: Whether one buffer is bound as past and as present, as generators do.
 
     Returns:
-        output [B, S, N * H], present_key and present_value [B, K, C, H].
+        output [B, S, N * H], present_key and present_value [B, K, C, H] (of 4-bit integers H / 2).
     """
+    values = {name: _to_value(array) for name, array in feeds.items()}
     if not shared:
-        return session.run(None, feeds)
+        return [_to_array(value) for value in session.run_with_ort_values(None, values)]
     binding = session.io_binding()
-    values = {
-        name: onnxruntime.OrtValue.ortvalue_from_numpy(array.copy())
-        for name, array in feeds.items()
-    }
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
     binding.bind_output("output")
     for kind in ("key", "value"):
         binding.bind_ortvalue_output(f"present_{kind}", values[f"past_{kind}"])
     session.run_with_iobinding(binding)
-    return [value.numpy().copy() for value in binding.get_outputs()]
+    return [_to_array(value) for value in binding.get_outputs()]
 
 
 @dataclass(frozen=True)
@@ -147,6 +171,17 @@ class Case:
     step: Step
 
 
+def _draw_format(
+    rng: np.random.Generator, dtype: type, bits: int, scale_shape: tuple[int, ...], magnitude: float
+) -> CacheFormat:
+    """Draws the scales of a quantised cache, such that a few of its rows' values saturate."""
+    if not bits:
+        return CacheFormat(np.dtype(dtype))
+    largest = {8: 3.0 / 127, 4: 2.0 / 7}[bits] * magnitude
+    scale = largest * rng.uniform(0.7, 1.3, scale_shape)
+    return CacheFormat(np.dtype(dtype), bits, scale.astype(np.float32))
+
+
 def make_case(
     *,
     num_heads: int,
@@ -155,7 +190,11 @@ def make_case(
     seqlens_k: list[int],
     capacity: int,
     dtype: type = np.float32,
+    cache: str = "",
+    quantisation: str = "PER_TENSOR",
     tokens: int = 1,
+    prompt: bool = False,
+    position_ids: list[list[int]] | None = None,
     packed: bool = False,
     rotary_half: int = 0,
     interleaved: bool = False,
@@ -168,20 +207,27 @@ def make_case(
 ) -> Case:
     """Draws a decode step whose past has `capacity` rows, those past the end poisoned.
 
+    Of a quantised cache the scales of keys and values differ.
+
     Args:
         num_heads: N.
         kv_num_heads: K.
         head_size: H.
         seqlens_k: [B] valid rows after this step, less one.
         capacity: C.
-        dtype: np.float32 or np.float16.
+        dtype: np.float32, np.float16 or ml_dtypes.bfloat16.
+        cache: "int8", "int4" or "": as the activations.
+        quantisation: Of a quantised cache: "PER_TENSOR" or "PER_CHANNEL".
         tokens: S.
+        prompt: Whether the tokens are a first prompt, which reads no past and may have padding.
+        position_ids: [B][S]; None: not given.
         packed: Whether Q, K and V come in one input.
         rotary_half: Rotated pairs; 0: no rotary embedding.
         interleaved: The rotary layout.
         bias: attention_bias.
         sink: head_sink [N].
-        poison: Whether cache rows at or past each sequence's past hold NaN and infinities.
+        poison: Whether cache rows at or past each sequence's past hold NaN and infinities, or the
+            extreme integers.
         magnitude: Standard deviation of queries and keys.
         seed: Of the random generator.
         **attributes: Further attributes of the node.
@@ -195,15 +241,26 @@ def make_case(
     query = draw(batch, tokens, num_heads, head_size, scale=magnitude)
     key = draw(batch, tokens, kv_num_heads, head_size, scale=magnitude)
     value = draw(batch, tokens, kv_num_heads, head_size)
-    past = [
+    past: list[NDArray[Any]] = [
         draw(batch, kv_num_heads, capacity, head_size, scale=scale) for scale in (magnitude, 1.0)
     ]
+    bits = {"": 0, "int8": 8, "int4": 4}[cache]
+    scale_shape = (1, 1) if quantisation == "PER_TENSOR" else (kv_num_heads, head_size)
+    formats = [_draw_format(rng, dtype, bits, scale_shape, size) for size in (magnitude, 1.0)]
+    if bits:
+        past = [
+            stored.store(rows.swapaxes(1, 2)).swapaxes(1, 2).copy()
+            for stored, rows in zip(formats, past, strict=True)
+        ]
+        attributes |= {"k_quant_type": quantisation, "v_quant_type": quantisation}
+        attributes["kv_cache_bit_width"] = bits
     lengths = np.array(seqlens_k, np.int64) + 1
     if poison:
-        for cache in past:
+        bad = {0: [np.nan, np.inf, -np.inf], 8: [127, -128], 4: [0xFF, 0x0F, 0]}[bits]
+        for rows in past:
             for b in range(batch):
-                tail = cache[b, :, lengths[b] - tokens :]
-                tail[...] = np.resize(np.array([np.nan, np.inf, -np.inf], dtype), tail.shape)
+                tail = rows[b, :, 0 if prompt else lengths[b] - tokens :]
+                tail[...] = np.resize(np.array(bad, rows.dtype), tail.shape)
 
     flat = [array.reshape(batch, tokens, -1) for array in (query, key, value)]
     feeds: Feeds = {"query": np.concatenate(flat, axis=-1) if packed else flat[0]}
@@ -213,14 +270,24 @@ def make_case(
         "past_key": past[0],
         "past_value": past[1],
         "seqlens_k": np.array(seqlens_k, np.int32),
-        "total_sequence_length": np.array(max(seqlens_k) + 1, np.int32),
+        "total_sequence_length": np.array(tokens if prompt else max(seqlens_k) + 1, np.int32),
     }
-    cos = sin = None
+    if bits:
+        shape = (1,) if quantisation == "PER_TENSOR" else (1, kv_num_heads, 1, head_size)
+        for name, stored in zip(("k_scale", "v_scale"), formats, strict=True):
+            feeds[name] = np.array(stored.scale).reshape(shape)
+    cos: NDArray[Any] | None = None
+    sin: NDArray[Any] | None = None
     if rotary_half:
         angles = np.arange(capacity)[:, None] / 100.0 ** (np.arange(rotary_half) / rotary_half)
         cos, sin = np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
         feeds |= {"cos_cache": cos, "sin_cache": sin}
         attributes |= {"do_rotary": 1, "rotary_interleaved": int(interleaved)}
+    positions = None
+    if position_ids is not None:
+        positions = feeds["position_ids"] = np.array(position_ids, np.int64)
+        if prompt:  # Its first element is the position of every sequence's first token.
+            positions = positions[:1, :1] + np.arange(tokens) + np.zeros((batch, 1), np.int64)
     if bias is not None:
         feeds["attention_bias"] = bias.astype(dtype)
     if sink is not None:
@@ -230,10 +297,18 @@ def make_case(
         return None if array is None else array.astype(np.float64)
 
     step = Step(
-        *(wide(array) for array in (query, key, value, *past)),
+        query=wide(query),
+        key=wide(key),
+        value=wide(value),
+        past_key=past[0] if bits else wide(past[0]),
+        past_value=past[1] if bits else wide(past[1]),
         lengths=lengths,
+        key_format=formats[0],
+        value_format=formats[1],
+        is_prompt=prompt,
         cos=wide(cos),
         sin=wide(sin),
+        positions=positions,
         interleaved=interleaved,
         scale=attributes.get("scale"),
         softcap=attributes.get("softcap", 0.0),
@@ -243,3 +318,84 @@ def make_case(
         smooth_softmax=bool(attributes.get("smooth_softmax", 0)),
     )
     return Case(Node(num_heads, kv_num_heads, attributes), feeds, step)
+
+
+def needs_stock(major: int, minor: int) -> pytest.MarkDecorator:
+    """Skips a comparison with a stock operator that is older than the feature compared."""
+    found = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+    return pytest.mark.skipif(
+        found < (major, minor), reason=f"the stock operator has this since {major}.{minor}"
+    )
+
+
+def _unit_roundoff(dtype: np.dtype[Any]) -> float:
+    return {np.dtype(np.float32): 2.0**-24, np.dtype(np.float16): 2.0**-11, BFLOAT16: 2.0**-8}[
+        dtype
+    ]
+
+
+def _assert_close(found: NDArray[Any], wanted: NDArray[Any], case: Case, errors: int) -> None:
+    """Compares outputs, of which `errors` come from a kernel.
+
+    Each may be off by its own rounding, by 2e-6 for the arithmetic in float32 on values of size 4
+    and scores below 8 (with a bias they reach 16), and, where rotated queries are rounded to 16
+    bits first, as the stock operator does, by what that moves the scores: a few roundings. Rows of
+    padding need only be finite.
+    """
+    step, dtype = case.step, case.feeds["query"].dtype
+    unit = _unit_roundoff(dtype)
+    arithmetic = 2e-6 if step.bias is None else 4e-6
+    moved = 4 * unit if step.cos is not None and dtype.itemsize == 2 else 0
+    valid = np.arange(found.shape[1]) < step.lengths[:, None]
+    np.testing.assert_allclose(
+        found[valid].astype(np.float64),
+        wanted[valid].astype(np.float64),
+        rtol=1.01 * errors * unit,
+        atol=errors * (arithmetic + moved),
+    )
+    assert np.isfinite(found[~valid].astype(np.float32)).all()
+
+
+def assert_matches_reference(case: Case, results: list[NDArray[Any]]) -> None:
+    """Compares a node's results with the reference's: the output, and every row that is valid.
+
+    Integers of a cache must be equal; numbers may differ by their last bit.
+    """
+    step, dtype = case.step, case.feeds["query"].dtype
+    expected = attention(step)
+    assert results[0].dtype == dtype
+    _assert_close(results[0], expected.output, case, errors=1)
+    rounding = 0 if step.key_format.bits else 2 * _unit_roundoff(dtype)
+    for present, wanted in zip(
+        results[1:], (expected.present_key, expected.present_value), strict=True
+    ):
+        for b, length in enumerate(step.lengths):
+            np.testing.assert_allclose(
+                present[b, :, :length].astype(np.float64),
+                wanted[b, :, :length].astype(np.float64),
+                rtol=rounding,
+                atol=rounding,
+            )
+
+
+def assert_matches_stock(case: Case, results: list[NDArray[Any]], *, shared: bool = False) -> None:
+    """Compares a node's results with the stock operator's: the caches bit for bit, tails too.
+
+    Of a prompt's caches only the valid rows count. Rotated keys that are not stored as integers may
+    differ by their last bit.
+    """
+    output, *presents = case.node.run(case.feeds, op=STOCK, shared=shared)
+    _assert_close(results[0], output, case, errors=2)
+    for found, wanted in zip(results[1:], presents, strict=True):
+        assert found.dtype == wanted.dtype
+        assert found.shape == wanted.shape
+        is_rotated = wanted is presents[0] and case.step.cos is not None
+        rounding = 2 * _unit_roundoff(output.dtype)
+        for b, length in enumerate(case.step.lengths):
+            rows = slice(length if case.step.is_prompt else None)
+            if is_rotated and not case.step.key_format.bits:
+                np.testing.assert_allclose(
+                    found[b, :, rows], wanted[b, :, rows], rtol=rounding, atol=rounding
+                )
+            else:
+                assert found[b, :, rows].tobytes() == wanted[b, :, rows].tobytes()

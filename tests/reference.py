@@ -1,6 +1,7 @@
 """The plain reference: grouped-query attention over a KV cache, in float64 NumPy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,20 +10,65 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class CacheFormat:
+    """How the rows of a cache are stored: as numbers, or as integers times scales.
+
+    Integers of 8 bits fill an int8 each. Those of 4 bits share a uint8, the even channel in the low
+    half, 8 added to each.
+    """
+
+    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float64))  # Before storing.
+    bits: int = 0  # 8 or 4; 0: not quantised
+    scale: NDArray[np.float32] | None = None  # [1, 1] or [K, H], of quantised caches
+
+    def store(self, row: Array) -> NDArray[Any]:
+        """Returns what the cache holds of new rows [..., K, H]."""
+        rounded: NDArray[Any] = row.astype(self.dtype)
+        if self.scale is None:
+            rounded = rounded.astype(np.float64)
+            return rounded
+        lowest, highest = -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
+        # The stock operator multiplies by the rounded reciprocal, which moves some ties, and hides
+        # a NaN in the largest integer.
+        one = np.float32(1)
+        inverse = np.divide(one, self.scale, out=np.ones_like(self.scale), where=self.scale != 0)
+        steps = np.rint(rounded.astype(np.float32) * inverse)
+        steps = np.where(np.isnan(steps), highest, np.clip(steps, lowest, highest))
+        codes: NDArray[Any] = steps.astype(np.int8)
+        if self.bits == 4:
+            halves = (codes + 8).astype(np.uint8)
+            codes = halves[..., 0::2] | halves[..., 1::2] << 4
+        return codes
+
+    def load(self, rows: NDArray[Any]) -> Array:
+        """Returns the numbers [K, rows, H] of stored rows."""
+        if self.bits == 4:
+            halves = np.stack([rows & 15, rows >> 4], axis=-1).reshape(*rows.shape[:-1], -1)
+            rows = halves.astype(np.int8) - 8
+        numbers: Array = rows.astype(np.float64)
+        return numbers if self.scale is None else numbers * self.scale[:, None]
+
+
+@dataclass(frozen=True)
 class Step:
     """One call of the operator, in float64; see the operator's inputs for the meanings.
 
-    Shapes: B sequences, S new tokens, N query heads, K KV heads, H head size, C cache rows.
+    Shapes: B sequences, S new tokens, N query heads, K KV heads, H head size, C cache rows, W
+    entries of a stored row (H, or H / 2 of 4-bit integers).
     """
 
     query: Array  # [B, S, N, H], not rotated
     key: Array  # [B, S, K, H], not rotated
     value: Array  # [B, S, K, H]
-    past_key: Array  # [B, K, C, H], rotated
-    past_value: Array  # [B, K, C, H]
+    past_key: NDArray[Any]  # [B, K, C, W], rotated
+    past_value: NDArray[Any]  # [B, K, C, W]
     lengths: NDArray[np.int64]  # [B], valid rows after this step
+    key_format: CacheFormat = field(default_factory=CacheFormat)
+    value_format: CacheFormat = field(default_factory=CacheFormat)
+    is_prompt: bool = False  # No past; tokens at or past the length are padding.
     cos: Array | None = None  # [positions, half]
     sin: Array | None = None
+    positions: NDArray[np.int64] | None = None  # [B, S], of the angles; None: the rows' own
     interleaved: bool = False
     scale: float | None = None
     softcap: float = 0.0
@@ -34,25 +80,29 @@ class Step:
 
 @dataclass(frozen=True)
 class Result:
-    """What the operator returns."""
+    """What the operator returns; the caches as they are stored."""
 
     output: Array  # [B, S, N * H]
-    present_key: Array  # [B, K, C, H]
-    present_value: Array  # [B, K, C, H]
+    present_key: NDArray[Any]  # [B, K, C, W]
+    present_value: NDArray[Any]  # [B, K, C, W]
 
 
-def rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
-    """Rotary embedding of x [..., H] by cos, sin [half]; dimensions past 2 * half stay."""
+def rotate(
+    x: Array, cos: Array, sin: Array, interleaved: bool, product: type[np.floating] = np.float64
+) -> Array:
+    """Rotary embedding of x [..., H] by cos, sin [half]; dimensions past 2 * half stay.
+
+    ``product`` is the type that one of the two products of each sum is rounded to: float32 gives
+    the bits of a fused multiply-add once the sum is rounded to float32.
+    """
     half = cos.shape[-1]
-    rotated = x.copy()
-    if interleaved:
-        first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
-        rotated[..., 0 : 2 * half : 2] = first * cos - second * sin
-        rotated[..., 1 : 2 * half : 2] = second * cos + first * sin
-    else:
-        first, second = x[..., :half], x[..., half : 2 * half]
-        rotated[..., :half] = first * cos - second * sin
-        rotated[..., half : 2 * half] = second * cos + first * sin
+    rotated: Array = x.copy()
+    places = (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    if not interleaved:
+        places = (slice(0, half), slice(half, 2 * half))
+    first, second = (x[..., place] for place in places)
+    rotated[..., places[0]] = first * cos - (second * sin).astype(product)
+    rotated[..., places[1]] = first * sin + (second * cos).astype(product)
     return rotated
 
 
@@ -65,11 +115,12 @@ def _attend(scores: Array, values: Array, sink: float | None) -> Array:
     weights = np.exp(scores - reference)
     total = weights.sum() + (0.0 if sink is None else np.exp(sink - reference))
     visible = weights > 0  # A masked row's value may be anything.
-    return weights[visible] @ values[visible] / total
+    mean: Array = weights[visible] @ values[visible] / total
+    return mean
 
 
 def attention(step: Step) -> Result:
-    """Runs one step; cache rows at or past a sequence's length are neither read nor changed."""
+    """Runs one step; cache rows that it does not append are neither read nor changed."""
     batch, tokens, heads, size = step.query.shape
     kv_heads = step.key.shape[2]
     group = heads // kv_heads
@@ -77,28 +128,33 @@ def attention(step: Step) -> Result:
     present_key, present_value = step.past_key.copy(), step.past_value.copy()
     output = np.zeros((batch, tokens, heads, size))
     for b in range(batch):
-        past = int(step.lengths[b]) - tokens
+        length = int(step.lengths[b])
+        past = 0 if step.is_prompt else length - tokens
         queries = step.query[b].copy()
         for s in range(tokens):
             key = step.key[b, s]
             if step.cos is not None and step.sin is not None:
-                angles = step.cos[past + s], step.sin[past + s]
+                position = past + s if step.positions is None else step.positions[b, s]
+                angles = step.cos[position], step.sin[position]
                 queries[s] = rotate(queries[s], *angles, step.interleaved)
-                key = rotate(key, *angles, step.interleaved)
-            present_key[b, :, past + s] = key
-            present_value[b, :, past + s] = step.value[b, s]
+                key = rotate(key, *angles, step.interleaved, np.float32)
+            present_key[b, :, past + s] = step.key_format.store(key)
+            present_value[b, :, past + s] = step.value_format.store(step.value[b, s])
+        keys = step.key_format.load(present_key[b, :, :length])
+        values = step.value_format.load(present_value[b, :, :length])
         for s in range(tokens):
             last = past + s + 1
             first = max(0, last - step.window) if step.window > 0 else 0
+            visible = slice(first, max(first, min(last, length)))
             for h in range(heads):
-                scores = present_key[b, h // group, first:last] @ queries[s, h] * scale
+                scores = keys[h // group, visible] @ queries[s, h] * scale
                 if step.softcap > 0:
                     scores = step.softcap * np.tanh(scores / step.softcap)
                 if step.bias is not None:
                     bias = step.bias[b % step.bias.shape[0], h % step.bias.shape[1], s]
-                    scores = scores + bias[first:last]
+                    scores = scores + bias[visible]
                 sink = 0.0 if step.smooth_softmax else None
                 if step.sink is not None:
                     sink = float(step.sink[h])
-                output[b, s, h] = _attend(scores, present_value[b, h // group, first:last], sink)
+                output[b, s, h] = _attend(scores, values[h // group, visible], sink)
     return Result(output.reshape(batch, tokens, heads * size), present_key, present_value)

@@ -11,18 +11,25 @@ NUM_HEADS, KV_NUM_HEADS, HEAD_SIZE = 4, 2, 16
 HIDDEN = NUM_HEADS * HEAD_SIZE
 CACHE_ROWS = 32
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+# Of quantised caches: the type, the bits of a value, the values of an element, and a scale that
+# makes the values' size about that of the others.
+CACHES = {"int8": (TensorProto.INT8, 8, 1, 0.02), "int4": (TensorProto.UINT8, 4, 2, 0.3)}
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
 
 
 def attention(
     layer: int, query: str, key: str = "", value: str = "", **attributes: object
 ) -> onnx.NodeProto:
-    """One node with rotary embedding, a cache, and the trailing empty inputs of some exporters."""
+    """One node with rotary embedding, a cache, and the trailing empty inputs of some exporters.
+
+    With ``k_quant_type`` among its attributes, scales follow these.
+    """
     inputs = [query, key, value, f"past.{layer}.key", f"past.{layer}.value", "seqlens_k", "total"]
     outputs = [f"attention.{layer}", f"present.{layer}.key", f"present.{layer}.value"]
+    scales = ["", f"k_scale.{layer}", f"v_scale.{layer}"] if "k_quant_type" in attributes else []
     return helper.make_node(
         "GroupQueryAttention",
-        [*inputs, "cos", "sin", "", ""],
+        [*inputs, "cos", "sin", "", "", *scales],
         outputs,
         name=f"/layer.{layer}/attention",
         domain="com.microsoft",
@@ -34,20 +41,30 @@ def attention(
 
 
 def decoder(
-    layers: int = 2, dtype: str = "float32", *, packed: bool = False, **attributes: object
+    layers: int = 2,
+    dtype: str = "float32",
+    *,
+    packed: bool = False,
+    cache: str = "",
+    quantisation: str = "PER_TENSOR",
+    **attributes: object,
 ) -> onnx.ModelProto:
     """Attention layers with residual sums: hidden [B, S, 64] and caches [B, 2, C, 16] in and out.
 
     The cosine and sine tables are initialisers that all layers share, and nothing but the graph's
-    inputs and outputs declares its type.
+    inputs and outputs declares its type. A ``cache`` of "int8" or "int4" has float32 scales.
     """
     elem = TYPES[dtype]
+    cache_elem, bits, values, scale = CACHES.get(cache, (elem, 0, 1, 0.0))
+    if bits:
+        attributes |= {"k_quant_type": quantisation, "v_quant_type": quantisation}
+        attributes["kv_cache_bit_width"] = bits
     rng = np.random.default_rng(7)
     tables = _rotary_tables()
     kv_width = KV_NUM_HEADS * HEAD_SIZE
     weights = {"cos": tables[0], "sin": tables[1]}
     inputs, outputs, nodes = [tensor("hidden", elem, ["B", "S", HIDDEN])], [], []
-    hidden = "hidden"
+    hidden, scales = "hidden", {}
     for layer in range(layers):
         parts = {"qkv": HIDDEN + 2 * kv_width} if packed else {"q": HIDDEN, "k": kv_width}
         parts |= {} if packed else {"v": kv_width}
@@ -62,15 +79,19 @@ def decoder(
         nodes[-1].name = nodes[-2].name + "/add"
         hidden = f"sum.{layer}"
         for name in ("key", "value"):
-            shape = ["B", KV_NUM_HEADS, "C", HEAD_SIZE]
-            inputs.append(tensor(f"past.{layer}.{name}", elem, shape))
-            outputs.append(tensor(f"present.{layer}.{name}", elem, shape))
+            shape = ["B", KV_NUM_HEADS, "C", HEAD_SIZE // values]
+            inputs.append(tensor(f"past.{layer}.{name}", cache_elem, shape))
+            outputs.append(tensor(f"present.{layer}.{name}", cache_elem, shape))
+            if bits:
+                count = 1 if quantisation.upper() == "PER_TENSOR" else kv_width
+                scales[f"{name[0]}_scale.{layer}"] = scale * rng.uniform(0.7, 1.3, count)
     inputs += [
         tensor("seqlens_k", TensorProto.INT32, ["B"]),
         tensor("total", TensorProto.INT32, []),
     ]
     outputs.insert(0, tensor(hidden, elem, ["B", "S", HIDDEN]))
     initializers = [numpy_helper.from_array(w.astype(dtype), n) for n, w in weights.items()]
+    initializers += [numpy_helper.from_array(w.astype(np.float32), n) for n, w in scales.items()]
     return model(nodes, inputs, outputs, initializers)
 
 
@@ -106,9 +127,9 @@ def in_if(layers: int = 1) -> onnx.ModelProto:
     return made
 
 
-def in_function(layers: int = 2) -> onnx.ModelProto:
+def in_function(layers: int = 2, **options: str) -> onnx.ModelProto:
     """The decoder with each attention node behind a call of one model function."""
-    made = decoder(layers)
+    made = decoder(layers, **options)
     body = next(n for n in made.graph.node if n.op_type == "GroupQueryAttention")
     function = helper.make_function(
         "test", "Attend", [name for name in body.input if name], body.output, [body], OPSETS
@@ -146,9 +167,10 @@ def feeds(
         kind = value.type.tensor_type
         sizes = {"B": len(lengths), "S": steps, "C": CACHE_ROWS}
         shape = [sizes[d.dim_param] if d.dim_param else d.dim_value for d in kind.shape.dim]
-        result[value.name] = rng.normal(size=shape).astype(
-            helper.tensor_dtype_to_np_dtype(kind.elem_type)
-        )
+        dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        result[value.name] = rng.normal(size=shape).astype(dtype)
+        if dtype.itemsize == 1 and dtype.kind in "iu":
+            result[value.name] = rng.integers(0, 256, shape, np.uint8).view(dtype)
     result["seqlens_k"] = np.array(lengths, np.int32) - 1
     result["total"] = np.array(max(lengths), np.int32)
     return result

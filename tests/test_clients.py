@@ -27,7 +27,7 @@ Client = Callable[[Path, Tokens, int], Tokens]
 
 def ours(folder: Path, prompt: Tokens, new_tokens: int) -> Tokens:
     """Our runtime."""
-    model = DecoderModel.load(folder, threads=2, allow_spinning=False)
+    model = DecoderModel.load(folder, threads=2, spin_between_runs=False)
     return generate(model, [prompt], max_new_tokens=new_tokens).tokens[0]
 
 
@@ -102,7 +102,7 @@ def test_rows_of_a_ragged_batch_get_the_tokens_of_single_runs(
     real_model_fp32: Path, tmp_path: Path
 ) -> None:
     folder = rewritten(real_model_fp32, tmp_path / "lean")
-    model = DecoderModel.load(folder, threads=2, allow_spinning=False)
+    model = DecoderModel.load(folder, threads=2, spin_between_runs=False)
     tokenizer = Tokenizer(folder)
     prompts = [tokenizer.encode_chat(question) for question in QUESTIONS]
     assert len({len(prompt) for prompt in prompts}) == 3

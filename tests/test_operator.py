@@ -5,25 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gqa_node import OURS, STOCK, Case, Node, make_case, run_session
+from gqa_node import OURS, STOCK, Case, Node, make_case, needs_stock, run_session
 from reference import attention
 
 # A few units in the last place of the type, at the size of the values that are averaged (up to 4).
 TOLERANCE = {np.dtype(np.float32): 2e-6, np.dtype(np.float16): 4e-3}
-
-
-def needs_stock(major: int, minor: int) -> pytest.MarkDecorator:
-    """Skips a comparison with a stock operator that is older than the feature compared."""
-    found = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-    return pytest.mark.skipif(
-        found < (major, minor), reason=f"the stock operator has this since {major}.{minor}"
-    )
 
 
 def assert_matches(case: Case, results: list[NDArray[Any]], *, rows: bool = True) -> None:
@@ -112,17 +103,6 @@ def test_right_padded_prompt_equals_stock(packed: bool, interleaved: bool) -> No
         assert ours[0][b, :valid].tobytes() == stock[0][b, :valid].tobytes()
         for i in (1, 2):
             assert ours[i][b, :, :valid].tobytes() == stock[i][b, :, :valid].tobytes()
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_chunk_after_past_equals_stock(shared: bool) -> None:
-    case = make_case(
-        num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[23], capacity=24, tokens=4
-    )
-    ours = case.node.run(case.feeds, shared=shared)
-    for found, wanted in zip(ours, case.node.run(case.feeds, op=STOCK, shared=shared), strict=True):
-        assert found.tobytes() == wanted.tobytes()
-    assert_matches(case, ours)
 
 
 def test_chunk_after_past_of_a_batch_is_refused_as_by_stock() -> None:

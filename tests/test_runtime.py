@@ -303,7 +303,7 @@ def test_streamed_text_never_holds_a_part_of_a_character(tiny: DecoderModel) -> 
 
 @pytest.fixture(scope="module")
 def real(real_model_fp32: Path) -> DecoderModel:
-    return DecoderModel.load(real_model_fp32, threads=2, allow_spinning=False)
+    return DecoderModel.load(real_model_fp32, threads=2, spin_between_runs=False)
 
 
 def test_text_is_the_same_streamed_or_in_a_batch(real: DecoderModel) -> None:
@@ -326,7 +326,7 @@ def test_the_real_model_answers_as_in_genai_and_stops(real: DecoderModel) -> Non
 
 
 def test_the_real_int4_model_gives_genais_tokens(real_model_int4: Path) -> None:
-    model = DecoderModel.load(real_model_int4, threads=2, allow_spinning=False)
+    model = DecoderModel.load(real_model_int4, threads=2, spin_between_runs=False)
     prompt = Tokenizer(real_model_int4).encode_chat("Explain why the sky is blue.")
     answer = generate(model, [prompt], max_new_tokens=64)
     # genai leaves out the stop token that ends an answer.
@@ -472,10 +472,10 @@ def test_a_bare_model_file_takes_its_limits_from_the_graph_or_the_caller(
 
 def test_options_reach_the_session(tiny_model: Path) -> None:
     seen: list[Any] = []
-    model = DecoderModel.load(tiny_model, threads=2, allow_spinning=False, configure=seen.append)
+    model = DecoderModel.load(tiny_model, threads=2, spin_between_runs=False, configure=seen.append)
     options = model.session.get_session_options()
     assert options.intra_op_num_threads == 2
-    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
     assert len(seen) == 1
     for wrong, message in (
         ({"threads": 0}, "threads"),

@@ -173,7 +173,7 @@ def main() -> int:
     folders = prepare(precision, activations)
     with console.status("Loading both models"):
         models = {
-            name: DecoderModel.load(folder, threads=arguments.threads, allow_spinning=False)
+            name: DecoderModel.load(folder, threads=arguments.threads, spin_between_runs=False)
             for name, folder in folders.items()
         }
         tokenizer = Tokenizer(folders["stock"])

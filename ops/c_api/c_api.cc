@@ -18,10 +18,12 @@ constexpr int64_t kMostAmount = 1 << 16;
 constexpr int64_t kMostRows = 1 << 20;
 
 bool SizesAreValid(const lean_attention_decode& d) {
-  return (d.type == LEAN_ATTENTION_FLOAT32 || d.type == LEAN_ATTENTION_FLOAT16) &&
-         d.batch_size > 0 && d.sequence_length > 0 && d.num_heads > 0 && d.num_heads <= 65536 &&
-         d.kv_num_heads > 0 && d.num_heads % d.kv_num_heads == 0 && d.head_size > 0 &&
-         d.head_size <= 4096 && d.cache_rows >= d.sequence_length && d.cache_rows <= INT32_MAX &&
+  const bool quantised = d.cache_type == LEAN_ATTENTION_INT8 || d.cache_type == LEAN_ATTENTION_INT4;
+  return d.type >= LEAN_ATTENTION_FLOAT32 && d.type <= LEAN_ATTENTION_BFLOAT16 &&
+         (quantised || d.cache_type == d.type) && d.batch_size > 0 && d.sequence_length > 0 &&
+         d.num_heads > 0 && d.num_heads <= 65536 && d.kv_num_heads > 0 &&
+         d.num_heads % d.kv_num_heads == 0 && d.head_size > 0 && d.head_size <= 4096 &&
+         d.cache_rows >= d.sequence_length && d.cache_rows <= INT32_MAX &&
          d.local_window_size <= INT32_MAX && std::isfinite(d.scale) && std::isfinite(d.softcap) &&
          d.softcap >= 0 && int64_t{d.sequence_length} * d.num_heads <= kMostRows;
 }
@@ -29,6 +31,7 @@ bool SizesAreValid(const lean_attention_decode& d) {
 bool PointersAreValid(const lean_attention_decode& d) {
   return d.seqlens_k != nullptr && d.query != nullptr && d.key != nullptr && d.value != nullptr &&
          d.key_cache != nullptr && d.value_cache != nullptr && d.output != nullptr &&
+         (d.cache_type == d.type || (d.k_scale != nullptr && d.v_scale != nullptr)) &&
          (d.cos_cache == nullptr) == (d.sin_cache == nullptr);
 }
 
@@ -44,13 +47,14 @@ bool RotaryIsValid(const lean_attention_decode& d) {
 }
 
 cpu::DecodeArgs ArgsOf(const lean_attention_decode& d) {
-  const auto type = static_cast<ElementType>(d.type);
+  const auto cache_type = static_cast<ElementType>(d.cache_type);
   cpu::DecodeArgs args = {};
   args.problem = {d.batch_size, d.sequence_length,
                   d.num_heads,  d.kv_num_heads,
                   d.head_size,  d.cache_rows,
                   d.seqlens_k,  d.local_window_size,
-                  type,         cpu::TileTokens(d.head_size, type)};
+                  cache_type,   cpu::TileTokens(d.head_size, cache_type)};
+  args.element_type = static_cast<ElementType>(d.type);
   args.query = d.query;
   args.key = d.key;
   args.value = d.value;
@@ -59,6 +63,9 @@ cpu::DecodeArgs ArgsOf(const lean_attention_decode& d) {
   args.past_key = args.present_key = d.key_cache;
   args.past_value = args.present_value = d.value_cache;
   args.past_rows = d.cache_rows;
+  args.k_scale = d.k_scale;
+  args.v_scale = d.v_scale;
+  args.scale_per_channel = d.scale_per_channel != 0;
   args.cos_cache = d.cos_cache;
   args.sin_cache = d.sin_cache;
   args.rotary_half = d.rotary_half;

@@ -21,7 +21,15 @@ enum lean_attention_status {
   LEAN_ATTENTION_UNSUPPORTED_CPU = 3
 };
 
-enum lean_attention_type { LEAN_ATTENTION_FLOAT32 = 0, LEAN_ATTENTION_FLOAT16 = 1 };
+/* The last two are for caches only: whole numbers times a scale; an int4 row packs two values to a
+ * byte, the even channel in the low half, each as value + 8. */
+enum lean_attention_type {
+  LEAN_ATTENTION_FLOAT32 = 0,
+  LEAN_ATTENTION_FLOAT16 = 1,
+  LEAN_ATTENTION_BFLOAT16 = 2,
+  LEAN_ATTENTION_INT8 = 3,
+  LEAN_ATTENTION_INT4 = 4
+};
 
 enum lean_attention_schedule {
   LEAN_ATTENTION_LEAN = 0,
@@ -29,10 +37,12 @@ enum lean_attention_schedule {
   LEAN_ATTENTION_DIRECT = 2
 };
 
-/* One decode step. Tensors are contiguous, of element type `type`; B = batch_size, S =
- * sequence_length, N = num_heads, K = kv_num_heads, H = head_size, C = cache_rows. */
+/* One decode step. Tensors are contiguous, of type `type`, the caches of type `cache_type`; B =
+ * batch_size, S = sequence_length, N = num_heads, K = kv_num_heads, H = head_size, C = cache_rows.
+ */
 struct lean_attention_decode {
-  int32_t type; /* enum lean_attention_type */
+  int32_t type;       /* enum lean_attention_type: float32, float16 or bfloat16 */
+  int32_t cache_type; /* the same, or int8 or int4 */
   int32_t batch_size;
   int32_t sequence_length;
   int32_t num_heads;
@@ -46,6 +56,9 @@ struct lean_attention_decode {
   const void* value;         /* [B, S, K * H] */
   void* key_cache;           /* [B, K, C, H]: past and present in one buffer */
   void* value_cache;         /* [B, K, C, H] */
+  const float* k_scale;      /* of quantised caches: [K, H], or [1] */
+  const float* v_scale;      /* as k_scale */
+  int32_t scale_per_channel; /* 0 or 1 */
   const void* cos_cache;     /* [rotary_rows, rotary_half]; null: no rotary embedding */
   const void* sin_cache;     /* as cos_cache */
   int64_t rotary_rows;

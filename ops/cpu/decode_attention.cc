@@ -78,10 +78,10 @@ const Target& ChosenTarget() {
 }  // namespace
 
 int32_t TileTokens(int32_t head_size, ElementType cache_type) {
-  // K and V of a tile fill about half of a 512 KiB L2 cache at most.
-  const int64_t row_bytes = int64_t{head_size} * BytesOf(cache_type);
-  int32_t tokens = 256;
-  while (tokens > 64 && 2 * tokens * row_bytes > 128 * 1024) tokens /= 2;
+  // Whole blocks of keys; K and V of a tile fill about half of a 512 KiB L2 cache at most.
+  const int64_t row_bytes = BytesOf(cache_type, head_size);
+  int32_t tokens = 4 * kMaxBlockKeys;
+  while (tokens > kMaxBlockKeys && 2 * tokens * row_bytes > 256 * 1024) tokens /= 2;
   return tokens;
 }
 
@@ -89,16 +89,17 @@ Plan MakePlan(const DecodeArgs& args, const Decision& decision) {
   const Problem& p = args.problem;
   const int64_t rows = RowsPerKvHead(p);
   const int64_t stride = RoundUp(p.head_size, kFloatsPerLine);
-  const int64_t state = RoundUp(rows * (stride + 2), kFloatsPerLine);
   int64_t tiles = 0;
   for (int32_t b = 0; b < p.batch_size; ++b) {
     tiles = std::max<int64_t>(tiles, TilingOf(p, b).count);
   }
-  Plan plan = {Cut(p, decision.schedule, decision.amount), stride, state, 0, tiles, 0};
-  // Queries, scores, two states, three rows of rotary scratch, three 64-bit words per row.
-  plan.share_floats = RoundUp(rows * stride, kFloatsPerLine) +
-                      RoundUp(rows * kScoreKeys, kFloatsPerLine) + 2 * state + 3 * stride +
-                      3 * RoundUp(2 * rows, kFloatsPerLine);
+  const ShareLayout layout(rows, stride);
+  Plan plan = {Cut(p, decision.schedule, decision.amount),
+               stride,
+               layout.state_floats(),
+               layout.share_floats(),
+               tiles,
+               0};
   const int64_t floats = plan.cut.shares() * plan.share_floats +
                          plan.cut.regions() * plan.region_tiles * plan.state_floats;
   plan.workspace_bytes = floats * sizeof(float) + plan.cut.regions() * sizeof(std::atomic<int32_t>);

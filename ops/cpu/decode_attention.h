@@ -22,10 +22,11 @@
 
 namespace lean_attention::cpu {
 
-// Tensors are row-major and of element type `problem.cache_type` unless said otherwise. The caller
-// has checked every length against its buffer.
+// Tensors are row-major and of type `element_type` unless said otherwise; the caches are of type
+// `problem.cache_type`. The caller has checked every length against its buffer.
 struct DecodeArgs {
   Problem problem;
+  ElementType element_type;  // float32, float16 or bfloat16; the caches' too where not quantised
 
   const void* query;     // [B, S, N, H], query_stride elements from token to token
   const void* key;       // [B, S, K, H], kv_stride elements from token to token
@@ -38,6 +39,11 @@ struct DecodeArgs {
   int64_t past_rows;
   void* present_key;  // [B, K, C, H]
   void* present_value;
+
+  // Of quantised caches: a cached number stands for number * scale.
+  const float* k_scale;  // [K, H], or [1]
+  const float* v_scale;  // likewise
+  bool scale_per_channel;
 
   const void* cos_cache;        // [positions, rotary_half]; null: no rotary
   const void* sin_cache;        // as cos_cache
@@ -78,7 +84,7 @@ void PrepareWorkspace(const Plan& plan, void* workspace);
 
 void RunShare(const DecodeArgs& args, const Plan& plan, void* workspace, int64_t share);
 
-// Keys per tile for a head size and cache type; a power of two.
+// Keys per tile for a head size and cache type.
 int32_t TileTokens(int32_t head_size, ElementType cache_type);
 
 // The instruction set in use: "AVX512", "AVX2", "SSE4", "NEON" or "baseline". Chosen once: the best

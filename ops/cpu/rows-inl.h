@@ -19,78 +19,152 @@ HWY_BEFORE_NAMESPACE();
 namespace lean_attention::cpu {
 namespace HWY_NAMESPACE {
 
-// Float scratch for one head's row and its angles: [3, stride].
-struct RotaryScratch {
+// Rows of floats, [stride] each, that the ends of a piece work in.
+struct RowScratch {
   float* row;
   float* cos;
   float* sin;
+  float* channel;  // what each channel of a quantised cache is multiplied by
 };
 
 // Rotates x [head_size] in place by the angles of its position (RoFormer, arXiv 2104.09864):
-// (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin). Dimensions past 2 * rotary_half stay.
-template <typename T>
+// (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin). Dimensions past 2 * rotary_half stay. The stock
+// operator's grouping of products, so that a cache holds the same bits whoever wrote it.
 HWY_INLINE void Rotate(const DecodeArgs& args, int32_t sequence, int32_t token, float* x,
-                       const RotaryScratch& scratch) {
+                       const RowScratch& scratch) {
   if (args.cos_cache == nullptr) return;
   const Problem& p = args.problem;
   const int64_t position = args.position_ids != nullptr
                                ? args.position_ids[int64_t{sequence} * p.sequence_length + token]
                                : PastLength(p, sequence) + token;
   const int64_t half = args.rotary_half;
-  const int64_t offset = position * half;
-  Convert(static_cast<const T*>(args.cos_cache) + offset, half, scratch.cos);
-  Convert(static_cast<const T*>(args.sin_cache) + offset, half, scratch.sin);
-  const int64_t to_second = args.rotary_interleaved ? 1 : half;
-  const int64_t step = args.rotary_interleaved ? 2 : 1;
-  for (int64_t i = 0; i < half; ++i) {
-    float& first = x[i * step];
-    float& second = x[i * step + to_second];
-    const float a = first;
-    const float b = second;
-    first = a * scratch.cos[i] - b * scratch.sin[i];
-    second = b * scratch.cos[i] + a * scratch.sin[i];
+  ReadFloats(args.element_type, args.cos_cache, position * half, half, scratch.cos);
+  ReadFloats(args.element_type, args.sin_cache, position * half, half, scratch.sin);
+  const float* cos = scratch.cos;
+  const float* sin = scratch.sin;
+  if (args.rotary_interleaved) {
+    for (int64_t i = 0; i < half; ++i) {
+      const float a = x[2 * i];
+      const float b = x[2 * i + 1];
+      x[2 * i] = std::fma(a, cos[i], -(b * sin[i]));
+      x[2 * i + 1] = std::fma(a, sin[i], b * cos[i]);
+    }
+    return;
+  }
+  int64_t i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const FloatVec a = Load(x + i);
+    const FloatVec b = Load(x + half + i);
+    const FloatVec c = Load(cos + i);
+    const FloatVec s = Load(sin + i);
+    Store(hn::MulSub(a, c, hn::Mul(b, s)), x + i);
+    Store(hn::MulAdd(a, s, hn::Mul(b, c)), x + half + i);
+  }
+  for (; i < half; ++i) {
+    const float a = x[i];
+    const float b = x[half + i];
+    x[i] = std::fma(a, cos[i], -(b * sin[i]));
+    x[half + i] = std::fma(a, sin[i], b * cos[i]);
   }
 }
 
-// The queries of one KV head's group, in float32: q [S * G, stride].
-template <typename T>
+// The scale of a quantised channel.
+HWY_INLINE float ScaleOf(const DecodeArgs& args, const float* scales, int32_t kv_head, int64_t h) {
+  return args.scale_per_channel ? scales[int64_t{kv_head} * args.problem.head_size + h] : scales[0];
+}
+
+// factors[h]: what channel h of a loaded row of a quantised cache must be multiplied by.
+HWY_INLINE void ChannelFactors(const DecodeArgs& args, const float* scales, int32_t kv_head,
+                               float* factors) {
+  const bool int4 = args.problem.cache_type == ElementType::kInt4;
+  for (int64_t h = 0; h < args.problem.head_size; ++h) {
+    const float scale = ScaleOf(args, scales, kv_head, h);
+    factors[h] = int4 ? scale / Format<ElementType::kInt4>::LaneFactor(h) : scale;
+  }
+}
+
+// x[i] *= factors[i], i < count rounded up to whole vectors.
+HWY_INLINE void MultiplyRow(const float* factors, int64_t count, float* x) {
+  for (int64_t i = 0; i < count; i += kLanes) Store(hn::Mul(Load(x + i), Load(factors + i)), x + i);
+}
+
+// The queries of one KV head's group, in float32: q [S * G, stride]. The scales of a quantised K
+// join them here.
 HWY_INLINE void LoadQueries(const DecodeArgs& args, int32_t sequence, int32_t kv_head,
-                            int64_t stride, float* q, const RotaryScratch& scratch) {
+                            int64_t stride, float* q, const RowScratch& scratch) {
   const Problem& p = args.problem;
   const int32_t group = GroupSize(p);
+  const bool quantised = IsQuantised(p.cache_type);
+  if (quantised) {
+    std::fill_n(scratch.channel, stride, 0.0f);
+    ChannelFactors(args, args.k_scale, kv_head, scratch.channel);
+  }
   for (int32_t token = 0; token < p.sequence_length; ++token) {
-    const T* query = static_cast<const T*>(args.query) +
-                     (int64_t{sequence} * p.sequence_length + token) * args.query_stride +
-                     int64_t{kv_head} * group * p.head_size;
+    const int64_t query = (int64_t{sequence} * p.sequence_length + token) * args.query_stride +
+                          int64_t{kv_head} * group * p.head_size;
     for (int32_t g = 0; g < group; ++g) {
-      Convert(query + g * p.head_size, p.head_size, q);
+      ReadFloats(args.element_type, args.query, query + int64_t{g} * p.head_size, p.head_size, q);
       std::fill(q + p.head_size, q + stride, 0.0f);
-      Rotate<T>(args, sequence, token, q, scratch);
+      Rotate(args, sequence, token, q, scratch);
+      if (quantised) MultiplyRow(scratch.channel, stride, q);
       q += stride;
     }
   }
 }
 
+// Rounds x [head_size] to a quantised cache's row: to the nearest whole number of scales, ties to
+// even, saturating, NaN to the largest; as the stock operator does, by the reciprocal of the scale.
+HWY_INLINE void QuantiseRow(const DecodeArgs& args, const float* x, const float* scales,
+                            int32_t kv_head, uint8_t* row) {
+  const Problem& p = args.problem;
+  const bool int4 = p.cache_type == ElementType::kInt4;
+  const float most = int4 ? 7.0f : 127.0f;
+  if (int4) std::fill_n(row, CacheRowBytes(p), uint8_t{0});
+  for (int64_t h = 0; h < p.head_size; ++h) {
+    const float scale = ScaleOf(args, scales, kv_head, h);
+    const float value = x[h] * (scale != 0 ? 1.0f / scale : 1.0f);
+    const float bounded = std::max(value, -most - 1);
+    const auto number = static_cast<int32_t>(std::nearbyint(bounded < most ? bounded : most));
+    if (int4) {
+      row[h / 2] |= static_cast<uint8_t>((number + 8) << (h % 2 * 4));
+    } else {
+      row[h] = static_cast<uint8_t>(number);
+    }
+  }
+}
+
+// Writes x [head_size] to a row of the cache; x is changed.
+HWY_INLINE void WriteCacheRow(const DecodeArgs& args, float* x, const float* scales,
+                              int32_t kv_head, uint8_t* row) {
+  const Problem& p = args.problem;
+  if (!IsQuantised(p.cache_type)) {
+    WriteFloats(p.cache_type, x, p.head_size, row, 0);
+    return;
+  }
+  QuantiseRow(args, x, scales, kv_head, row);
+}
+
 // Makes present rows [begin, end) valid: earlier ones from a separate past, new ones from this
 // step's key and value.
-template <typename T>
 HWY_INLINE void FillCacheRows(const DecodeArgs& args, int32_t sequence, int32_t kv_head,
-                              int64_t begin, int64_t end, const RotaryScratch& scratch) {
+                              int64_t begin, int64_t end, const RowScratch& scratch) {
   const Problem& p = args.problem;
   const int64_t past = PastLength(p, sequence);
+  const int64_t row_bytes = CacheRowBytes(p);
   const int64_t present = CacheOffset(p, sequence, kv_head, 0);
-  T* present_key = static_cast<T*>(args.present_key) + present;
-  T* present_value = static_cast<T*>(args.present_value) + present;
+  auto* present_key = static_cast<uint8_t*>(args.present_key) + present;
+  auto* present_value = static_cast<uint8_t*>(args.present_value) + present;
 
   if (const int64_t copied_end = std::min(end, past); begin < copied_end) {
     const int64_t from =
-        ((int64_t{sequence} * p.kv_num_heads + kv_head) * args.past_rows + begin) * p.head_size;
-    const size_t bytes = (copied_end - begin) * p.head_size * sizeof(T);
+        ((int64_t{sequence} * p.kv_num_heads + kv_head) * args.past_rows + begin) * row_bytes;
+    const size_t bytes = (copied_end - begin) * row_bytes;
     if (args.past_key != args.present_key) {
-      memcpy(present_key + begin * p.head_size, static_cast<const T*>(args.past_key) + from, bytes);
+      memcpy(present_key + begin * row_bytes, static_cast<const uint8_t*>(args.past_key) + from,
+             bytes);
     }
     if (args.past_value != args.present_value) {
-      memcpy(present_value + begin * p.head_size, static_cast<const T*>(args.past_value) + from,
+      memcpy(present_value + begin * row_bytes, static_cast<const uint8_t*>(args.past_value) + from,
              bytes);
     }
   }
@@ -98,46 +172,53 @@ HWY_INLINE void FillCacheRows(const DecodeArgs& args, int32_t sequence, int32_t 
     const auto token = static_cast<int32_t>(row - past);
     const int64_t from = (int64_t{sequence} * p.sequence_length + token) * args.kv_stride +
                          int64_t{kv_head} * p.head_size;
-    Convert(static_cast<const T*>(args.key) + from, p.head_size, scratch.row);
-    Rotate<T>(args, sequence, token, scratch.row, scratch);
-    Convert(scratch.row, p.head_size, present_key + row * p.head_size);
-    memcpy(present_value + row * p.head_size, static_cast<const T*>(args.value) + from,
-           p.head_size * sizeof(T));
+    float* x = scratch.row;
+    ReadFloats(args.element_type, args.key, from, p.head_size, x);
+    Rotate(args, sequence, token, x, scratch);
+    if (IsQuantised(p.cache_type)) {
+      // What is quantised is the rotated key as the element type holds it.
+      WriteFloats(args.element_type, x, p.head_size, scratch.cos, 0);
+      ReadFloats(args.element_type, scratch.cos, 0, p.head_size, x);
+    }
+    WriteCacheRow(args, x, args.k_scale, kv_head, present_key + row * row_bytes);
+    ReadFloats(args.element_type, args.value, from, p.head_size, x);
+    WriteCacheRow(args, x, args.v_scale, kv_head, present_value + row * row_bytes);
   }
 }
 
 // A cache that was copied has no valid rows past the sequence's end: zeros, not stale memory.
-template <typename T>
 HWY_INLINE void ClearCacheTail(const DecodeArgs& args, int32_t sequence, int32_t kv_head) {
   const Problem& p = args.problem;
   const int64_t length = TotalLength(p, sequence);
   const int64_t offset = CacheOffset(p, sequence, kv_head, length);
-  const int64_t count = (p.cache_rows - length) * p.head_size;
+  const int64_t bytes = (p.cache_rows - length) * CacheRowBytes(p);
   if (args.past_key != args.present_key) {
-    std::fill_n(static_cast<T*>(args.present_key) + offset, count, T());
+    std::fill_n(static_cast<uint8_t*>(args.present_key) + offset, bytes, uint8_t{0});
   }
   if (args.past_value != args.present_value) {
-    std::fill_n(static_cast<T*>(args.present_value) + offset, count, T());
+    std::fill_n(static_cast<uint8_t*>(args.present_value) + offset, bytes, uint8_t{0});
   }
 }
 
 // Finishes the softmax of all rows of a KV head and writes them.
-template <typename T>
 HWY_INLINE void WriteOutput(const DecodeArgs& args, int32_t sequence, int32_t kv_head,
-                            int64_t stride, State state) {
-  const FloatTag d;
+                            int64_t stride, State state, const RowScratch& scratch) {
   const Problem& p = args.problem;
   const int32_t group = GroupSize(p);
+  std::fill_n(scratch.channel, stride, 1.0f);
+  if (IsQuantised(p.cache_type)) ChannelFactors(args, args.v_scale, kv_head, scratch.channel);
   for (int32_t r = 0; r < RowsPerKvHead(p); ++r) {
     const int32_t head = kv_head * group + r % group;
     float sink = args.smooth_softmax ? 0.0f : -INFINITY;
-    if (args.head_sink != nullptr) Convert(static_cast<const T*>(args.head_sink) + head, 1, &sink);
-    const FloatVec factor = hn::Set(d, OutputScale(state.m[r], state.l[r], sink));
-    T* out =
-        static_cast<T*>(args.output) +
+    if (args.head_sink != nullptr) ReadFloats(args.element_type, args.head_sink, head, 1, &sink);
+    const float factor = OutputScale(state.m[r], state.l[r], sink * kLog2E);
+    float* o = state.o + r * stride;
+    const FloatVec factors = hn::Set(FloatTag(), factor);
+    for (int64_t h = 0; h < stride; h += kLanes) Store(hn::Mul(Load(o + h), factors), o + h);
+    MultiplyRow(scratch.channel, stride, o);
+    const int64_t out =
         ((int64_t{sequence} * p.sequence_length + r / group) * p.num_heads + head) * p.head_size;
-    Transform(state.o + r * stride, p.head_size, out,
-              [&](FloatVec o) HWY_ATTR { return hn::Mul(o, factor); });
+    WriteFloats(args.element_type, o, p.head_size, args.output, out);
   }
 }
 

@@ -19,27 +19,11 @@ HWY_BEFORE_NAMESPACE();
 namespace lean_attention::cpu {
 namespace HWY_NAMESPACE {
 
-static_assert(kMaxBlockKeys == kScoreKeys);
-
-// Carves the private scratch of a share; the sizes are MakePlan's.
-class Carver {
- public:
-  explicit Carver(float* memory) : next_(memory) {}
-  float* Take(int64_t floats) {
-    float* taken = next_;
-    next_ += RoundUp(floats, kFloatsPerLine);
-    return taken;
-  }
-
- private:
-  float* next_;
-};
-
 HWY_INLINE State StateAt(float* memory, int rows, int64_t stride) {
   return {memory, memory + rows * stride, memory + rows * stride + rows};
 }
 
-template <typename T>
+template <ElementType kType>
 class ShareRunner {
  public:
   ShareRunner(const DecodeArgs& args, const Plan& plan, void* workspace, int64_t share)
@@ -48,22 +32,32 @@ class ShareRunner {
         workspace_(plan, workspace),
         count_(RowsPerKvHead(problem_)),
         stride_(plan.padded_head_size) {
-    Carver carver(workspace_.Share(share));
-    q_ = carver.Take(count_ * stride_);
-    scores_ = carver.Take(count_ * kScoreKeys);
-    folded_ = StateAt(carver.Take(plan.state_floats), count_, stride_);
-    tile_ = StateAt(carver.Take(plan.state_floats), count_, stride_);
-    rotary_ = {carver.Take(stride_), carver.Take(stride_), carver.Take(stride_)};
-    visible_begin_ = reinterpret_cast<int64_t*>(carver.Take(2 * count_));
-    visible_end_ = reinterpret_cast<int64_t*>(carver.Take(2 * count_));
-    bias_ = reinterpret_cast<const T**>(carver.Take(2 * count_));
+    const ShareLayout layout(count_, stride_);
+    float* next = workspace_.Share(share);
+    const auto take = [&](int64_t floats) {
+      float* taken = next;
+      next += floats;
+      return taken;
+    };
+    q_ = take(layout.query_floats());
+    scratch_.scores = take(layout.score_floats());
+    scratch_.running = take(layout.running_floats());
+    folded_ = StateAt(take(layout.state_floats()), count_, stride_);
+    tile_ = StateAt(take(layout.state_floats()), count_, stride_);
+    row_.row = take(layout.row_floats());
+    row_.cos = take(layout.row_floats());
+    row_.sin = take(layout.row_floats());
+    row_.channel = take(layout.row_floats());
+    visible_begin_ = reinterpret_cast<int64_t*>(take(layout.word_floats()));
+    visible_end_ = reinterpret_cast<int64_t*>(take(layout.word_floats()));
+    bias_ = reinterpret_cast<const void**>(take(layout.word_floats()));
   }
 
   void Run(const Piece& piece) {
     Prepare(piece);
     if (!piece.IsSplit()) {
       Fold(piece, folded_);
-      WriteOutput<T>(args_, piece.sequence, piece.kv_head, stride_, folded_);
+      WriteOutput(args_, piece.sequence, piece.kv_head, stride_, folded_, row_);
       return;
     }
     // The first piece may fold its tiles, since nothing comes before them; of the others each tile
@@ -85,7 +79,7 @@ class ShareRunner {
     for (int32_t tile = piece.prefix_tiles; tile < piece.tiling.count; ++tile) {
       MergeStates(count_, stride_, all, RegionState(piece, tile));
     }
-    WriteOutput<T>(args_, piece.sequence, piece.kv_head, stride_, all);
+    WriteOutput(args_, piece.sequence, piece.kv_head, stride_, all, row_);
   }
 
  private:
@@ -94,7 +88,7 @@ class ShareRunner {
   }
 
   void Prepare(const Piece& piece) {
-    LoadQueries<T>(args_, piece.sequence, piece.kv_head, stride_, q_, rotary_);
+    LoadQueries(args_, piece.sequence, piece.kv_head, stride_, q_, row_);
     const int32_t group = GroupSize(problem_);
     for (int32_t r = 0; r < count_; ++r) {
       const KeyRange visible = VisibleKeys(problem_, piece.sequence, r / group);
@@ -102,21 +96,22 @@ class ShareRunner {
       visible_end_[r] = visible.end;
       if (args_.attention_bias != nullptr) {
         const int32_t head = piece.kv_head * group + r % group;
-        bias_[r] = static_cast<const T*>(args_.attention_bias) +
-                   piece.sequence * args_.bias_batch_stride + head * args_.bias_head_stride +
-                   r / group * args_.bias_row_stride;
+        const int64_t offset = piece.sequence * args_.bias_batch_stride +
+                               head * args_.bias_head_stride + r / group * args_.bias_row_stride;
+        bias_[r] =
+            static_cast<const uint8_t*>(args_.attention_bias) + BytesOf(args_.element_type, offset);
       }
     }
     const int64_t cache = CacheOffset(problem_, piece.sequence, piece.kv_head, 0);
-    k_ = static_cast<const T*>(args_.present_key) + cache;
-    v_ = static_cast<const T*>(args_.present_value) + cache;
+    k_ = static_cast<const uint8_t*>(args_.present_key) + cache;
+    v_ = static_cast<const uint8_t*>(args_.present_value) + cache;
     if (piece.tile_begin == 0) {
       // Rows before the first visible tile are nobody's: a window leaves them out of the stream.
-      FillCacheRows<T>(args_, piece.sequence, piece.kv_head, 0,
-                       piece.tiling.first * piece.tiling.tile_tokens, rotary_);
+      FillCacheRows(args_, piece.sequence, piece.kv_head, 0,
+                    piece.tiling.first * piece.tiling.tile_tokens, row_);
     }
     if (piece.tile_end == piece.tiling.count) {
-      ClearCacheTail<T>(args_, piece.sequence, piece.kv_head);
+      ClearCacheTail(args_, piece.sequence, piece.kv_head);
     }
   }
 
@@ -125,19 +120,21 @@ class ShareRunner {
     const int64_t length = TotalLength(problem_, piece.sequence);
     const int64_t begin = (piece.tiling.first + tile) * piece.tiling.tile_tokens;
     const int64_t end = std::min(begin + piece.tiling.tile_tokens, length);
-    FillCacheRows<T>(args_, piece.sequence, piece.kv_head, begin, end, rotary_);
-    const Rows<T> rows = {q_,
-                          count_,
-                          stride_,
-                          problem_.head_size,
-                          args_.scale,
-                          args_.softcap,
-                          args_.attention_bias != nullptr ? bias_ : nullptr,
-                          visible_begin_,
-                          visible_end_};
+    FillCacheRows(args_, piece.sequence, piece.kv_head, begin, end, row_);
+    const Rows rows = {q_,
+                       count_,
+                       stride_,
+                       problem_.head_size,
+                       args_.scale,
+                       args_.softcap,
+                       args_.element_type,
+                       args_.attention_bias != nullptr ? bias_ : nullptr,
+                       visible_begin_,
+                       visible_end_};
     // Row 0 is the oldest token, so its window begins first.
-    const Tile<T> keys = {k_, v_, std::max(begin, visible_begin_[0]), end, length};
-    ReduceTile(rows, keys, scores_, state);
+    const Tile keys = {k_,  v_,    CacheRowBytes(problem_), std::max(begin, visible_begin_[0]),
+                       end, length};
+    ReduceTile<kType>(rows, keys, scratch_, state);
   }
 
   // All tiles of a piece, merged in order, into `into`.
@@ -155,28 +152,35 @@ class ShareRunner {
   const int count_;  // rows of a KV head
   const int64_t stride_;
   float* q_;
-  float* scores_;
+  TileScratch scratch_;
   State folded_;
   State tile_;
-  RotaryScratch rotary_;
+  RowScratch row_;
   int64_t* visible_begin_;
   int64_t* visible_end_;
-  const T** bias_;
-  const T* k_ = nullptr;  // of the current piece: row of position 0
-  const T* v_ = nullptr;
+  const void** bias_;
+  const uint8_t* k_ = nullptr;  // of the current piece: row of position 0
+  const uint8_t* v_ = nullptr;
 };
 
-template <typename T>
+template <ElementType kType>
 void RunShareOf(const DecodeArgs& args, const Plan& plan, void* workspace, int64_t share) {
-  ShareRunner<T> runner(args, plan, workspace, share);
+  ShareRunner<kType> runner(args, plan, workspace, share);
   plan.cut.ForEachPiece(share, [&](const Piece& piece) HWY_ATTR { runner.Run(piece); });
 }
 
 void RunShare(const DecodeArgs& args, const Plan& plan, void* workspace, int64_t share) {
-  if (args.problem.cache_type == ElementType::kFloat32) {
-    RunShareOf<float>(args, plan, workspace, share);
-  } else {
-    RunShareOf<hwy::float16_t>(args, plan, workspace, share);
+  switch (args.problem.cache_type) {
+    case ElementType::kFloat32:
+      return RunShareOf<ElementType::kFloat32>(args, plan, workspace, share);
+    case ElementType::kFloat16:
+      return RunShareOf<ElementType::kFloat16>(args, plan, workspace, share);
+    case ElementType::kBFloat16:
+      return RunShareOf<ElementType::kBFloat16>(args, plan, workspace, share);
+    case ElementType::kInt8:
+      return RunShareOf<ElementType::kInt8>(args, plan, workspace, share);
+    case ElementType::kInt4:
+      return RunShareOf<ElementType::kInt4>(args, plan, workspace, share);
   }
 }
 

@@ -33,7 +33,7 @@ inline int64_t VisibleBytes(const Problem& p) {
   for (int32_t b = 0; b < p.batch_size; ++b) {
     keys += TotalLength(p, b) - VisibleKeys(p, b, 0).begin;
   }
-  return 2 * keys * p.kv_num_heads * p.head_size * BytesOf(p.cache_type);
+  return 2 * keys * p.kv_num_heads * CacheRowBytes(p);
 }
 
 // FlashDecoding's rule: the fewest pieces that fill at least 0.85 as much of the last wave as the
@@ -91,8 +91,22 @@ inline const char* NameOf(Schedule schedule) {
   return "lean";
 }
 
-inline std::string ToString(const Decision& d) {
-  return std::string(NameOf(d.schedule)) + " x" + std::to_string(d.amount) + " (" + d.reason + ")";
+// One line: the decision, why, and what it was made from.
+inline std::string Explain(const Problem& p, const Machine& machine, const Decision& d) {
+  int64_t keys = 0;
+  int64_t tiles = 0;
+  for (int32_t b = 0; b < p.batch_size; ++b) {
+    keys += TotalLength(p, b);
+    tiles += int64_t{p.kv_num_heads} * TilingOf(p, b).count;
+  }
+  return std::string(NameOf(d.schedule)) + " in " +
+         std::to_string(Cut(p, d.schedule, d.amount).shares()) + " shares (" + d.reason +
+         "): " + std::to_string(tiles) + " tiles of " + std::to_string(TilingOf(p, 0).tile_tokens) +
+         " keys, " + std::to_string(p.batch_size) + " sequences of " + std::to_string(keys) +
+         " keys in all, " + std::to_string(p.sequence_length) + " query tokens, " +
+         std::to_string(p.num_heads) + "/" + std::to_string(p.kv_num_heads) + " heads of " +
+         std::to_string(p.head_size) + ", " + NameOf(p.cache_type) + " cache, " +
+         std::to_string(machine.workers) + " processors";
 }
 
 }  // namespace lean_attention

@@ -19,10 +19,54 @@
 
 namespace lean_attention {
 
-enum class ElementType : int32_t { kFloat32 = 0, kFloat16 = 1 };
+// The last two are cache formats only: whole numbers times a scale. An int4 row packs two values to
+// a byte, the even channel in the low half, each as value + 8.
+enum class ElementType : int32_t {
+  kFloat32 = 0,
+  kFloat16 = 1,
+  kBFloat16 = 2,
+  kInt8 = 3,
+  kInt4 = 4
+};
 
-LEAN_HOST_DEVICE constexpr int64_t BytesOf(ElementType type) {
-  return type == ElementType::kFloat32 ? 4 : 2;
+LEAN_HOST_DEVICE constexpr bool IsQuantised(ElementType type) {
+  return type == ElementType::kInt8 || type == ElementType::kInt4;
+}
+
+LEAN_HOST_DEVICE constexpr int32_t BitsOf(ElementType type) {
+  switch (type) {
+    case ElementType::kFloat32:
+      return 32;
+    case ElementType::kFloat16:
+    case ElementType::kBFloat16:
+      return 16;
+    case ElementType::kInt8:
+      return 8;
+    case ElementType::kInt4:
+      break;
+  }
+  return 4;
+}
+
+inline const char* NameOf(ElementType type) {
+  switch (type) {
+    case ElementType::kFloat32:
+      return "float32";
+    case ElementType::kFloat16:
+      return "float16";
+    case ElementType::kBFloat16:
+      return "bfloat16";
+    case ElementType::kInt8:
+      return "int8";
+    case ElementType::kInt4:
+      break;
+  }
+  return "int4";
+}
+
+// Bytes of `count` consecutive elements.
+LEAN_HOST_DEVICE constexpr int64_t BytesOf(ElementType type, int64_t count) {
+  return (count * BitsOf(type) + 7) / 8;
 }
 
 struct Problem {
@@ -35,7 +79,7 @@ struct Problem {
   const int32_t* seqlens_k;   // [B], T_b - 1, each in [S - 1, C - 1]
   int64_t local_window_size;  // W, counts the query's own position; <= 0: no window
   ElementType cache_type;     // of K and V, [B, K, C, H] each
-  int32_t tile_tokens;        // keys per tile before long sequences widen it; a power of two
+  int32_t tile_tokens;        // keys per tile before long sequences widen it
 };
 
 LEAN_HOST_DEVICE inline int32_t GroupSize(const Problem& p) { return p.num_heads / p.kv_num_heads; }
@@ -54,10 +98,14 @@ LEAN_HOST_DEVICE inline int64_t PastLength(const Problem& p, int32_t sequence) {
   return TotalLength(p, sequence) - p.sequence_length;
 }
 
-// Element offset of a cache row in [B, K, C, H]. 64-bit: a cache may pass 2^31 elements.
+LEAN_HOST_DEVICE inline int64_t CacheRowBytes(const Problem& p) {
+  return BytesOf(p.cache_type, p.head_size);
+}
+
+// Byte offset of a cache row in [B, K, C, H]. 64-bit: a cache may pass 2^31 bytes.
 LEAN_HOST_DEVICE inline int64_t CacheOffset(const Problem& p, int32_t sequence, int32_t kv_head,
                                             int64_t row) {
-  return ((int64_t{sequence} * p.kv_num_heads + kv_head) * p.cache_rows + row) * p.head_size;
+  return ((int64_t{sequence} * p.kv_num_heads + kv_head) * p.cache_rows + row) * CacheRowBytes(p);
 }
 
 // Half-open range of positions.

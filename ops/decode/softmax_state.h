@@ -1,11 +1,14 @@
 // The online-softmax state of one query row over a set of keys, and its associative merge.
 //
-//   m = max_j s_j        l = sum_j exp(s_j - m)        o = sum_j exp(s_j - m) v_j
+//   m = max_j s_j        l = sum_j 2^(s_j - m)        o = sum_j 2^(s_j - m) v_j
+//
+// Scores s are in units of log 2: the caller multiplies them by kLog2E once, and powers of two cost
+// less than those of e.
 //
 // The state of a union of disjoint sets follows from their states alone (Milakov and Gimelshein,
 // arXiv 1805.02867; LeanAttention, arXiv 2405.10480, section 4):
 //
-//   m = max(m_a, m_b)    l = l_a e^(m_a - m) + l_b e^(m_b - m)    o likewise
+//   m = max(m_a, m_b)    l = l_a 2^(m_a - m) + l_b 2^(m_b - m)    o likewise
 //
 // Associative in exact arithmetic, not in floating point: callers merge in order of position.
 
@@ -19,6 +22,8 @@
 
 namespace lean_attention {
 
+inline constexpr float kLog2E = 1.44269504f;
+
 // What the two sides are multiplied by.
 struct MergeWeights {
   float m;  // of the union
@@ -26,8 +31,8 @@ struct MergeWeights {
   float b;
 };
 
-// exp(x - m) for a state whose maximum is x; a state that saw nothing (x = -inf) weighs nothing.
-LEAN_HOST_DEVICE inline float WeightOf(float x, float m) { return x == m ? 1.0f : expf(x - m); }
+// 2^(x - m) for a state whose maximum is x; a state that saw nothing (x = -inf) weighs nothing.
+LEAN_HOST_DEVICE inline float WeightOf(float x, float m) { return x == m ? 1.0f : exp2f(x - m); }
 
 LEAN_HOST_DEVICE inline MergeWeights Merge(float m_a, float m_b) {
   // Written so that a NaN on either side stays a NaN.
@@ -35,9 +40,10 @@ LEAN_HOST_DEVICE inline MergeWeights Merge(float m_a, float m_b) {
   return {m, WeightOf(m_a, m), WeightOf(m_b, m)};
 }
 
-// What a finished row is multiplied by to become the output. The sink (-inf where there is none)
-// joins the denominator once, without a value. Rows that see nothing, or only keys whose bias is
-// -inf or -FLT_MAX, give zeros; a NaN among the scores, which shows in l, stays one.
+// What a finished row is multiplied by to become the output. The sink (in units of log 2; -inf
+// where there is none) joins the denominator once, without a value. Rows that see nothing, or only
+// keys whose bias is -inf or -FLT_MAX, give zeros; a NaN among the scores, which shows in l, stays
+// one.
 LEAN_HOST_DEVICE inline float OutputScale(float m, float l, float sink) {
   if (m <= -FLT_MAX) return l != l ? l : 0.0f;
   if (sink == -INFINITY) return 1.0f / l;

@@ -12,8 +12,9 @@ void GqaInputs::RequireShape(bool condition, Input input, const Parts&... accept
           inputs_[input].shape, "; expected ", accepted...);
 }
 
-GqaInputs::GqaInputs(OrtKernelContext* context, const Attributes& attributes)
-    : attributes_(attributes) {
+GqaInputs::GqaInputs(OrtKernelContext* context, const Attributes& attributes,
+                     const TensorTypes& types)
+    : attributes_(attributes), types_(types) {
   const Ort::KernelContext kernel_context(context);
   const size_t count = std::min<size_t>(kernel_context.GetInputCount(), kInputCount);
   for (size_t i = 0; i < count; ++i) {
@@ -54,6 +55,9 @@ void GqaInputs::ReadQueryShape() {
   shape_.head_size = query[2] / heads;
   RequireShape(shape_.head_size <= 4096, kQuery, "a head size of at most 4096, not ",
                shape_.head_size);
+  // Elements, of which a byte holds two 4-bit ones.
+  shape_.cache_width =
+      types_.cache == ElementType::kInt4 ? (shape_.head_size + 1) / 2 : shape_.head_size;
 }
 
 void GqaInputs::CheckKeyAndValue() const {
@@ -70,10 +74,10 @@ void GqaInputs::ReadPastShape() {
   if (!Has(kPastKey)) return;
   const Shape& past = inputs_[kPastKey].shape;
   RequireShape(past.size() == 4 && past[0] == shape_.batch_size &&
-                   past[1] == attributes_.kv_num_heads && past[3] == shape_.head_size &&
+                   past[1] == attributes_.kv_num_heads && past[3] == shape_.cache_width &&
                    past[2] <= std::numeric_limits<int32_t>::max(),
                kPastKey, "[", shape_.batch_size, ", ", attributes_.kv_num_heads, ", rows, ",
-               shape_.head_size, "]");
+               shape_.cache_width, "]");
   RequireShape(inputs_[kPastValue].shape == past, kPastValue, "past_key's, ", past);
   shape_.past_rows = past[2];
 }
@@ -164,7 +168,34 @@ void GqaInputs::SetSink(cpu::DecodeArgs* args) const {
   args->head_sink = inputs_[kHeadSink].data;
 }
 
-cpu::DecodeArgs GqaInputs::DecodeStep(ElementType type, std::vector<int32_t>* lengths) const {
+void GqaInputs::SetScales(cpu::DecodeArgs* args) const {
+  if (!IsQuantised(types_.cache)) return;
+  const int64_t expected =
+      attributes_.scale_per_channel ? attributes_.kv_num_heads * shape_.head_size : 1;
+  for (Input input : {kKScale, kVScale}) {
+    Require(Has(input), attributes_.node, ": input ", kInputNames[input],
+            " is missing, and the cache is quantised");
+    int64_t count = 1;
+    for (int64_t dimension : inputs_[input].shape) count *= dimension;
+    RequireShape(count == expected, input, expected, expected == 1 ? " element" : " elements");
+  }
+  args->k_scale = static_cast<const float*>(inputs_[kKScale].data);
+  args->v_scale = static_cast<const float*>(inputs_[kVScale].data);
+  args->scale_per_channel = attributes_.scale_per_channel;
+}
+
+bool GqaInputs::IsStep(const std::vector<int32_t>& lengths) const {
+  const int64_t tokens = shape_.sequence_length;
+  if (tokens == 1) return true;
+  if (shape_.total_sequence_length == tokens) {
+    // A first prompt. Of its position_ids the stock operator reads the first alone.
+    return !Has(kPositionIds) && std::all_of(lengths.begin(), lengths.end(),
+                                             [&](int32_t last) { return last == tokens - 1; });
+  }
+  return shape_.batch_size == 1 && lengths[0] >= tokens - 1;
+}
+
+cpu::DecodeArgs GqaInputs::DecodeStep(std::vector<int32_t>* lengths) const {
   ReadLengths(lengths);
   cpu::DecodeArgs args = {};
   const auto head_size = static_cast<int32_t>(shape_.head_size);
@@ -176,16 +207,17 @@ cpu::DecodeArgs GqaInputs::DecodeStep(ElementType type, std::vector<int32_t>* le
                   shape_.present_rows,
                   lengths->data(),
                   attributes_.local_window_size,
-                  type,
-                  cpu::TileTokens(head_size, type)};
+                  types_.cache,
+                  cpu::TileTokens(head_size, types_.cache)};
+  args.element_type = types_.element;
 
   const int64_t query_width = attributes_.num_heads * shape_.head_size;
   const int64_t kv_width = attributes_.kv_num_heads * shape_.head_size;
   args.query = inputs_[kQuery].data;
   if (shape_.packed) {
     const auto* packed = static_cast<const char*>(args.query);
-    args.key = packed + query_width * BytesOf(type);
-    args.value = packed + (query_width + kv_width) * BytesOf(type);
+    args.key = packed + BytesOf(types_.element, query_width);
+    args.value = packed + BytesOf(types_.element, query_width + kv_width);
     args.query_stride = args.kv_stride = query_width + 2 * kv_width;
   } else {
     args.key = inputs_[kKey].data;
@@ -201,6 +233,7 @@ cpu::DecodeArgs GqaInputs::DecodeStep(ElementType type, std::vector<int32_t>* le
   SetRotary(*lengths, &args);
   SetBias(*lengths, &args);
   SetSink(&args);
+  SetScales(&args);
   return args;
 }
 

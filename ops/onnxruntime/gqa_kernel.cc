@@ -1,8 +1,11 @@
 #include "ops/onnxruntime/gqa_kernel.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -11,10 +14,9 @@
 namespace lean_attention::onnxruntime {
 namespace {
 
-ONNXTensorElementDataType OnnxType(ElementType type) {
-  return type == ElementType::kFloat32 ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
-                                       : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
-}
+// Query tokens of a call that the kernel takes; more are a prompt, which is bound by arithmetic and
+// handed to the stock operator.
+constexpr int64_t kMaxTokens = 8;
 
 template <typename Body>
 OrtStatusPtr AsStatus(Body body) noexcept {
@@ -54,6 +56,15 @@ class Scratch {
   void* aligned_;
 };
 
+// Whether each decision is logged.
+bool Explaining() {
+  static const bool explaining = [] {
+    const char* value = std::getenv("LEAN_ATTENTION_EXPLAIN");
+    return value != nullptr && std::string(value) == "1";
+  }();
+  return explaining;
+}
+
 // The pool's width is not in the API; shares beyond it wait their turn, which costs little.
 Machine ThisMachine() {
   static const unsigned processors = std::thread::hardware_concurrency();
@@ -62,11 +73,17 @@ Machine ThisMachine() {
 
 }  // namespace
 
-GqaKernel::GqaKernel(const Ort::ConstKernelInfo& info, ElementType type)
-    : attributes_(ReadAttributes(info)),
-      type_(type),
-      stock_(info, OnnxType(type)),
+GqaKernel::GqaKernel(const Ort::ConstKernelInfo& info, const TensorTypes& types)
+    : attributes_(ReadAttributes(info, types)),
+      types_(types),
       cpu_memory_(Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeDefault)) {
+  try {
+    stock_.emplace(info, types);
+  } catch (const Ort::Exception& error) {
+    // Only some calls need it.
+    why_no_stock_ = error.what();
+    std::replace(why_no_stock_.begin(), why_no_stock_.end(), '\n', ' ');
+  }
   const auto connected = [&](Output output) {
     return info.GetOutputCount() > output && !info.GetOutputName(output).empty();
   };
@@ -78,10 +95,19 @@ GqaKernel::GqaKernel(const Ort::ConstKernelInfo& info, ElementType type)
   }
 }
 
-bool GqaKernel::RunsStock(const GqaInputs& inputs) const {
-  return attributes_.always_stock || inputs.shape().sequence_length > 1 ||
-         inputs.Has(kQNormWeight) || inputs.Has(kKNormWeight) || inputs.Has(kQuerySeqlens) ||
-         cpu::TargetName() == nullptr;
+bool GqaKernel::RunsStock(const GqaInputs& inputs, const std::vector<int32_t>& lengths) const {
+  const bool must = attributes_.always_stock || inputs.Has(kQNormWeight) ||
+                    inputs.Has(kKNormWeight) || inputs.Has(kQuerySeqlens) ||
+                    !inputs.IsStep(lengths) || cpu::TargetName() == nullptr;
+  if (must && !stock_) {
+    Fail(ORT_NOT_IMPLEMENTED, attributes_.node, ": ", kOpName, " leaves to ", kStockDomain, ".",
+         kStockOpName,
+         " calls with query_seqlens, q_norm_weight, k_norm_weight or schedule = stock, batches of "
+         "several tokens after a past, and prompts with padding or position_ids, but this ONNX "
+         "Runtime has none for ",
+         NameOf(types_.element), " with ", NameOf(types_.cache), " caches: ", why_no_stock_);
+  }
+  return must || (stock_ && inputs.shape().sequence_length > kMaxTokens);
 }
 
 void GqaKernel::Decode(OrtKernelContext* context, const cpu::DecodeArgs& args) const {
@@ -91,6 +117,12 @@ void GqaKernel::Decode(OrtKernelContext* context, const cpu::DecodeArgs& args) c
                                 : Decide(args.problem, machine);
   const cpu::Plan plan = cpu::MakePlan(args, decision);
   const Ort::KernelContext kernel_context(context);
+  if (Explaining()) {
+    // A warning, so that it shows at the level that sessions log at unless told otherwise.
+    const std::string line = attributes_.node + ": " + Explain(args.problem, machine, decision);
+    kernel_context.GetLogger().LogMessage(ORT_LOGGING_LEVEL_WARNING, ORT_FILE, __LINE__, __func__,
+                                          line.c_str());
+  }
   const OrtMemoryInfo* memory = cpu_memory_;
   const Scratch scratch(kernel_context.GetAllocator(*memory), plan.workspace_bytes);
   cpu::PrepareWorkspace(plan, scratch.get());
@@ -115,13 +147,13 @@ void GqaKernel::Decode(OrtKernelContext* context, const cpu::DecodeArgs& args) c
 }
 
 void GqaKernel::Compute(OrtKernelContext* context) const {
-  const GqaInputs inputs(context, attributes_);
+  const GqaInputs inputs(context, attributes_, types_);
   const Ort::KernelContext kernel_context(context);
-  const bool runs_stock = RunsStock(inputs);
   std::vector<int32_t> lengths;
   // Everything is checked before anything is allocated or written, and for the stock operator too:
   // some versions of it crash on what others refuse.
-  cpu::DecodeArgs args = inputs.DecodeStep(type_, &lengths);
+  cpu::DecodeArgs args = inputs.DecodeStep(&lengths);
+  const bool runs_stock = RunsStock(inputs, lengths);
 
   const CallShape& shape = inputs.shape();
   const auto output = [&](size_t index, const Shape& dimensions) {
@@ -131,7 +163,7 @@ void GqaKernel::Compute(OrtKernelContext* context) const {
   Ort::UnownedValue present_key = output(kPresentKey, shape.PresentShape(attributes_));
   Ort::UnownedValue present_value = output(kPresentValue, shape.PresentShape(attributes_));
   if (runs_stock) {
-    stock_.Invoke(context, attention, present_key, present_value);
+    stock_->Invoke(context, attention, present_key, present_value);
     return;
   }
   args.output = attention.GetTensorMutableRawData();
@@ -146,14 +178,8 @@ OrtStatusPtr GqaKernel::ComputeV2(OrtKernelContext* context) const noexcept {
 
 OrtStatusPtr GqaOp::CreateKernelV2(const OrtApi& /*api*/, const OrtKernelInfo* info,
                                    void** kernel) const noexcept {
-  return AsStatus([&] { *kernel = new GqaKernel(Ort::ConstKernelInfo(info), type_); });
+  return AsStatus([&] { *kernel = new GqaKernel(Ort::ConstKernelInfo(info), types_); });
 }
-
-ONNXTensorElementDataType GqaOp::GetInputType(size_t index) const {
-  return TypeOf(index, OnnxType(type_));
-}
-
-ONNXTensorElementDataType GqaOp::GetOutputType(size_t /*index*/) const { return OnnxType(type_); }
 
 OrtCustomOpInputOutputCharacteristic GqaOp::GetInputCharacteristic(size_t index) const {
   return IsRequired(static_cast<Input>(index)) ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;

@@ -1,5 +1,6 @@
 #include "ops/onnxruntime/gqa_schema.h"
 
+#include <cctype>
 #include <cmath>
 #include <limits>
 
@@ -42,22 +43,39 @@ void RefuseUnsupported(const Ort::ConstKernelInfo& info, const std::string& node
     Fail(ORT_NOT_IMPLEMENTED, node, ": ", kOpName, " does not implement ", feature, "; use ",
          kStockDomain, ".", kStockOpName, " for this node");
   };
-  for (const char* name : {"k_quant_type", "v_quant_type"}) {
-    if (FindAttribute<std::string>(info, name).value_or("NONE") != "NONE") {
-      refuse("quantized caches (k_quant_type, v_quant_type)");
-    }
-  }
-  if (FindAttribute<int64_t>(info, "kv_cache_bit_width").value_or(0) != 0) {
-    refuse("quantized caches (kv_cache_bit_width)");
-  }
   if (ReadFlag(info, "sliding_window_cache")) refuse("sliding_window_cache");
   if (FindAttribute<int64_t>(info, "qk_output").value_or(0) != 0) refuse("qk_output");
   if (FindAttribute<int64_t>(info, "causal").value_or(1) != 1) refuse("causal = 0");
 }
 
+// k_quant_type, v_quant_type and kv_cache_bit_width must say what the cache's type says.
+void ReadQuantisation(const Ort::ConstKernelInfo& info, ElementType cache, Attributes* attributes) {
+  const auto read = [&](const char* name) {
+    std::string type = FindAttribute<std::string>(info, name).value_or("NONE");
+    for (char& c : type) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    Require(type == "NONE" || type == "PER_TENSOR" || type == "PER_CHANNEL", attributes->node,
+            ": the attribute ", name, " is '", type,
+            "'; it must be NONE, PER_TENSOR or PER_CHANNEL");
+    return type;
+  };
+  const std::string type = read("k_quant_type");
+  const std::string v_type = read("v_quant_type");
+  Require(type == v_type, attributes->node, ": the attribute k_quant_type is ", type,
+          " and v_quant_type is ", v_type, "; they must be equal");
+  const bool quantised = IsQuantised(cache);
+  Require((type != "NONE") == quantised, attributes->node, ": the attribute k_quant_type is ", type,
+          quantised ? ", but the cache is quantised; it must be PER_TENSOR or PER_CHANNEL"
+                    : ", but the cache holds floats; it must be NONE");
+  const int64_t bits = FindAttribute<int64_t>(info, "kv_cache_bit_width").value_or(0);
+  const int64_t expected = quantised ? BitsOf(cache) : 0;
+  Require(bits == expected, attributes->node, ": the attribute kv_cache_bit_width is ", bits,
+          "; for a cache of this type it must be ", expected);
+  attributes->scale_per_channel = type == "PER_CHANNEL";
+}
+
 }  // namespace
 
-Attributes ReadAttributes(const Ort::ConstKernelInfo& info) {
+Attributes ReadAttributes(const Ort::ConstKernelInfo& info, const TensorTypes& types) {
   Attributes attributes;
   attributes.node = info.GetNodeName();
   if (attributes.node.empty()) attributes.node = kOpName;
@@ -87,6 +105,7 @@ Attributes ReadAttributes(const Ort::ConstKernelInfo& info) {
   attributes.do_rotary = ReadFlag(info, "do_rotary");
   attributes.rotary_interleaved = ReadFlag(info, "rotary_interleaved");
   attributes.smooth_softmax = ReadFlag(info, "smooth_softmax");
+  ReadQuantisation(info, types.cache, &attributes);
   ReadSchedule(info, &attributes);
   return attributes;
 }

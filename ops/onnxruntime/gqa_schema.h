@@ -62,9 +62,33 @@ constexpr bool IsRequired(Input input) {
   return input == kQuery || input == kSeqlensK || input == kTotalSequenceLength;
 }
 
-// The element type of an input, for a kernel whose tensors are of type `tensor`.
-constexpr ONNXTensorElementDataType TypeOf(size_t input, ONNXTensorElementDataType tensor) {
+// The types of a kernel's tensors.
+struct TensorTypes {
+  ElementType element;  // float32, float16 or bfloat16
+  ElementType cache;    // the same, or int8 or int4
+};
+
+constexpr ONNXTensorElementDataType OnnxType(ElementType type) {
+  switch (type) {
+    case ElementType::kFloat32:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    case ElementType::kFloat16:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+    case ElementType::kBFloat16:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
+    case ElementType::kInt8:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+    case ElementType::kInt4:  // two to a byte
+      break;
+  }
+  return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+}
+
+constexpr ONNXTensorElementDataType InputType(size_t input, const TensorTypes& types) {
   switch (input) {
+    case kPastKey:
+    case kPastValue:
+      return OnnxType(types.cache);
     case kSeqlensK:
     case kTotalSequenceLength:
     case kQuerySeqlens:
@@ -75,8 +99,12 @@ constexpr ONNXTensorElementDataType TypeOf(size_t input, ONNXTensorElementDataTy
     case kVScale:
       return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
     default:
-      return tensor;
+      return OnnxType(types.element);
   }
+}
+
+constexpr ONNXTensorElementDataType OutputType(size_t output, const TensorTypes& types) {
+  return OnnxType(output == kPresentKey || output == kPresentValue ? types.cache : types.element);
 }
 
 // A node's attributes; defaults are the stock operator's.
@@ -90,13 +118,15 @@ struct Attributes {
   bool do_rotary = false;
   bool rotary_interleaved = false;
   bool smooth_softmax = false;
+  bool scale_per_channel = false;  // of a quantised cache
   // "auto" and "lean" are empty and kLean; "stock" sets always_stock.
   std::optional<Schedule> schedule;
   bool always_stock = false;
 };
 
-// Throws Ort::Exception for values and features that neither we nor the stock operator may run.
-Attributes ReadAttributes(const Ort::ConstKernelInfo& info);
+// Throws Ort::Exception for values and features that neither we nor the stock operator may run, and
+// where the attributes say of the cache what its type does not.
+Attributes ReadAttributes(const Ort::ConstKernelInfo& info, const TensorTypes& types);
 
 }  // namespace lean_attention::onnxruntime
 

@@ -15,8 +15,12 @@ namespace {
 const Ort::CustomOpDomain& Domain() {
   static const Ort::CustomOpDomain& domain = []() -> const Ort::CustomOpDomain& {
     auto domain = std::make_unique<Ort::CustomOpDomain>(kDomain);
-    domain->Add(new GqaOp(ElementType::kFloat32));
-    domain->Add(new GqaOp(ElementType::kFloat16));
+    for (ElementType element :
+         {ElementType::kFloat32, ElementType::kFloat16, ElementType::kBFloat16}) {
+      for (ElementType cache : {element, ElementType::kInt8, ElementType::kInt4}) {
+        domain->Add(new GqaOp({element, cache}));
+      }
+    }
     return *domain.release();
   }();
   return domain;

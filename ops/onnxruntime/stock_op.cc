@@ -30,6 +30,15 @@ class AttributeCopier {
     }
   }
 
+  void Strings(std::initializer_list<const char*> names) {
+    for (const char* name : names) {
+      if (const auto value = FindAttribute<std::string>(info_, name)) {
+        copies_.emplace_back(name, value->c_str(), static_cast<int>(value->size()),
+                             ORT_OP_ATTR_STRING);
+      }
+    }
+  }
+
   const std::vector<Ort::OpAttr>& copies() const { return copies_; }
 
  private:
@@ -46,17 +55,25 @@ size_t CountInputs(const Ort::ConstKernelInfo& info) {
 
 }  // namespace
 
-StockOp::StockOp(const Ort::ConstKernelInfo& info, ONNXTensorElementDataType tensor_type)
+StockOp::StockOp(const Ort::ConstKernelInfo& info, const TensorTypes& types)
     : input_count_(CountInputs(info)) {
   AttributeCopier attributes(info);
   attributes.Ints({"num_heads", "kv_num_heads", "local_window_size", "do_rotary",
                    "rotary_interleaved", "smooth_softmax"});
   attributes.Floats({"scale", "softcap", "qk_norm_epsilon", "q_norm_epsilon", "k_norm_epsilon"});
-  // Versions that know T_CACHE infer it; older ones refuse the name.
-  const char* constraints[] = {"T", "M"};
-  const ONNXTensorElementDataType types[] = {tensor_type, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32};
-  op_ = Ort::Op::Create(info, kStockOpName, kStockDomain, 1, constraints, types, 2,
-                        attributes.copies().data(), attributes.copies().size(), input_count_, 3);
+  // Only the versions that know quantised caches know the name of their type.
+  const bool quantised = IsQuantised(types.cache);
+  if (quantised) {
+    attributes.Ints({"kv_cache_bit_width"});
+    attributes.Strings({"k_quant_type", "v_quant_type"});
+  }
+  const char* constraints[] = {"T", "M", "T_CACHE", "T_KV_SCALE"};
+  const ONNXTensorElementDataType constraint_types[] = {
+      OnnxType(types.element), ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, OnnxType(types.cache),
+      ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT};
+  op_ = Ort::Op::Create(info, kStockOpName, kStockDomain, 1, constraints, constraint_types,
+                        quantised ? 4 : 2, attributes.copies().data(), attributes.copies().size(),
+                        input_count_, 3);
 }
 
 void StockOp::Invoke(OrtKernelContext* context, OrtValue* output, OrtValue* present_key,

@@ -12,7 +12,7 @@ namespace lean_attention::onnxruntime {
 class StockOp {
  public:
   // Creates the operator with the node's own attributes.
-  StockOp(const Ort::ConstKernelInfo& info, ONNXTensorElementDataType tensor_type);
+  StockOp(const Ort::ConstKernelInfo& info, const TensorTypes& types);
 
   // Runs it on the node's inputs. The outputs must have been allocated: stock crashes on null ones.
   void Invoke(OrtKernelContext* context, OrtValue* output, OrtValue* present_key,

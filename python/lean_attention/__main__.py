@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from lean_attention.commands.bench import bench
 from lean_attention.commands.doctor import doctor
 from lean_attention.commands.export import export
 from lean_attention.commands.generate import generate
@@ -18,13 +19,14 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="lean-attention",
-    help="LeanAttention for ONNX Runtime: export, rewrite and run models.",
+    help="LeanAttention for ONNX Runtime: export, rewrite, run and measure models.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 for command in (doctor, export, rewrite, generate):
     app.command()(command)
+app.add_typer(bench, name="bench")
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 

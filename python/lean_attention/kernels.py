@@ -27,6 +27,7 @@ class _Decode(ctypes.Structure):
 
     _fields_ = (
         ("type", ctypes.c_int32),
+        ("cache_type", ctypes.c_int32),
         ("batch_size", ctypes.c_int32),
         ("sequence_length", ctypes.c_int32),
         ("num_heads", ctypes.c_int32),
@@ -40,6 +41,9 @@ class _Decode(ctypes.Structure):
         ("value", ctypes.c_void_p),
         ("key_cache", ctypes.c_void_p),
         ("value_cache", ctypes.c_void_p),
+        ("k_scale", ctypes.c_void_p),
+        ("v_scale", ctypes.c_void_p),
+        ("scale_per_channel", ctypes.c_int32),
         ("cos_cache", ctypes.c_void_p),
         ("sin_cache", ctypes.c_void_p),
         ("rotary_rows", ctypes.c_int64),
@@ -52,7 +56,9 @@ class _Decode(ctypes.Structure):
     )
 
 
-_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
+# By name, since NumPy itself has no bfloat16.
+_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
+_QUANTISED_TYPES = {"int8": 3, "uint8": 4}
 
 
 @cache
@@ -106,6 +112,8 @@ def decode(
     value_cache: NDArray[Any],
     seqlens_k: NDArray[np.int32],
     *,
+    k_scale: NDArray[np.float32] | None = None,
+    v_scale: NDArray[np.float32] | None = None,
     cos_cache: NDArray[Any] | None = None,
     sin_cache: NDArray[Any] | None = None,
     rotary_interleaved: bool = False,
@@ -120,15 +128,19 @@ def decode(
     """Runs one decode step on the calling thread; appends to the caches in place.
 
     Shapes: B sequences, S new tokens, N query heads, K KV heads (N a multiple), H head size, C rows
-    of cache. All tensors but seqlens_k are of one type, float32 or float16.
+    of cache. All tensors but seqlens_k are of one type, float32, float16 or bfloat16 (ml_dtypes');
+    the caches are of that type too, or int8, or uint8 for int4: two values to a byte, the even
+    channel in the low half, each as value + 8.
 
     Args:
         query: [B, S, N, H], not rotated.
         key: [B, S, K, H], not rotated.
         value: [B, S, K, H].
-        key_cache: [B, K, C, H], changed in place.
-        value_cache: [B, K, C, H], changed in place.
+        key_cache: [B, K, C, H], int4: [B, K, C, (H + 1) // 2]; changed in place.
+        value_cache: As key_cache.
         seqlens_k: [B] int32, valid rows of each sequence after this step, less one.
+        k_scale: Of a quantised cache: [K, H], or [1].
+        v_scale: As k_scale.
         cos_cache: [positions, at most H / 2]; None: no rotary embedding.
         sin_cache: As cos_cache.
         rotary_interleaved: Whether pairs are neighbours instead of halves.
@@ -146,17 +158,27 @@ def decode(
     Raises:
         LeanAttentionError: A shape, type or length that the kernel does not accept.
     """
-    dtype = query.dtype
-    if dtype not in _TYPES or query.ndim != 4 or key.ndim != 4 or key_cache.ndim != 4:
+    dtype, cache_dtype = query.dtype, key_cache.dtype
+    cache_types = {dtype.name: _TYPES.get(dtype.name), **_QUANTISED_TYPES}
+    if dtype.name not in _TYPES or cache_dtype.name not in cache_types:
         raise LeanAttentionError(
-            "query, key and the caches must be float32 or float16 with 4 dimensions"
+            f"query is {dtype} and key_cache {cache_dtype}; queries must be float32, float16 or "
+            "bfloat16, and caches the same, int8, or uint8 for int4"
         )
+    if query.ndim != 4 or key.ndim != 4 or key_cache.ndim != 4:
+        raise LeanAttentionError("query, key and the caches must have 4 dimensions")
     batch, tokens, heads, size = query.shape
     kv_heads, rows = key.shape[2], key_cache.shape[2]
     positions, half = (0, 0) if cos_cache is None else cos_cache.shape
+    quantised = cache_dtype.name in _QUANTISED_TYPES
+    cache_width = (size + 1) // 2 if cache_dtype.name == "uint8" else size
+    cache_shape = (batch, kv_heads, rows, cache_width)
+    per_channel = quantised and k_scale is not None and k_scale.size != 1
+    scale_shape = (kv_heads, size) if per_channel else (1,)
     output = np.full_like(query, np.nan)
     step = _Decode(
-        type=_TYPES[dtype],
+        type=_TYPES[dtype.name],
+        cache_type=cache_types[cache_dtype.name],
         batch_size=batch,
         sequence_length=tokens,
         num_heads=heads,
@@ -168,8 +190,11 @@ def decode(
         query=_pointer("query", query, dtype, *query.shape),
         key=_pointer("key", key, dtype, batch, tokens, kv_heads, size),
         value=_pointer("value", value, dtype, batch, tokens, kv_heads, size),
-        key_cache=_pointer("key_cache", key_cache, dtype, batch, kv_heads, rows, size),
-        value_cache=_pointer("value_cache", value_cache, dtype, batch, kv_heads, rows, size),
+        key_cache=_pointer("key_cache", key_cache, cache_dtype, *cache_shape),
+        value_cache=_pointer("value_cache", value_cache, cache_dtype, *cache_shape),
+        k_scale=_pointer("k_scale", k_scale, np.dtype(np.float32), *scale_shape),
+        v_scale=_pointer("v_scale", v_scale, np.dtype(np.float32), *scale_shape),
+        scale_per_channel=per_channel,
         cos_cache=_pointer("cos_cache", cos_cache, dtype, positions, half),
         sin_cache=_pointer("sin_cache", sin_cache, dtype, positions, half),
         rotary_rows=positions,

@@ -70,7 +70,15 @@ TEST(DecideFor, ObeysTheCallersSchedule) {
   const Decision fixed = DecideFor(p, {16}, Schedule::kFixedSplit);
   EXPECT_EQ(fixed.schedule, Schedule::kFixedSplit);
   EXPECT_GT(fixed.amount, 1);
-  EXPECT_EQ(ToString({Schedule::kDirect, 1, "asked for"}), "direct x1 (asked for)");
+}
+
+TEST(Explain, SaysWhatWasDecidedAndFromWhat) {
+  const std::vector<int32_t> lengths = {5000, 100};
+  const Problem p = ProblemOf(lengths, 2);
+  EXPECT_EQ(
+      Explain(p, {3}, {Schedule::kDirect, 1, "asked for"}),
+      "direct in 4 shares (asked for): 82 tiles of 128 keys, 2 sequences of 5102 keys in all, "
+      "1 query tokens, 8/2 heads of 128, float32 cache, 3 processors");
 }
 
 }  // namespace

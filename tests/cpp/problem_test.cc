@@ -5,17 +5,28 @@
 namespace lean_attention {
 namespace {
 
-TEST(CacheOffset, CountsPast32Bits) {
+TEST(CacheOffset, CountsBytesPast32Bits) {
   Problem p = {};
   p.kv_num_heads = 8;
   p.head_size = 128;
   p.cache_rows = 131072;
-  // 16 sequences of 8 heads: 2^31 elements are passed in the last one.
-  const int64_t last = CacheOffset(p, 15, 7, 131071);
-  EXPECT_EQ(last, (int64_t{15} * 8 + 7) * 131072 * 128 + int64_t{131071} * 128);
-  EXPECT_GT(last * BytesOf(ElementType::kFloat16), int64_t{1} << 31);
-  EXPECT_EQ(CacheOffset(p, 0, 1, 0), int64_t{131072} * 128);
-  EXPECT_EQ(CacheOffset(p, 0, 0, 1), 128);
+  for (ElementType type : {ElementType::kFloat32, ElementType::kFloat16, ElementType::kBFloat16,
+                           ElementType::kInt8, ElementType::kInt4}) {
+    p.cache_type = type;
+    const int64_t row_bytes = 16 * BitsOf(type);
+    // 64 sequences of 8 heads: 2^31 bytes are passed in the last one, whatever the type.
+    const int64_t last = CacheOffset(p, 63, 7, 131071);
+    EXPECT_EQ(last, ((int64_t{63} * 8 + 7) * 131072 + 131071) * row_bytes);
+    EXPECT_GT(last, int64_t{1} << 31);
+    EXPECT_EQ(CacheOffset(p, 0, 1, 0), 131072 * row_bytes);
+    EXPECT_EQ(CacheOffset(p, 0, 0, 1), row_bytes);
+  }
+}
+
+TEST(BytesOf, RoundsUpToWholeBytes) {
+  EXPECT_EQ(BytesOf(ElementType::kInt4, 7), 4);
+  EXPECT_EQ(BytesOf(ElementType::kInt4, 8), 4);
+  EXPECT_EQ(BytesOf(ElementType::kBFloat16, 3), 6);
 }
 
 TEST(VisibleKeys, EndsAtTheTokenAndBeginsWithTheWindow) {

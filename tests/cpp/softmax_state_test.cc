@@ -21,7 +21,7 @@ State Of(const std::vector<float>& scores, const std::vector<float>& values) {
   State s;
   for (float x : scores) s.m = std::max(s.m, x);
   for (size_t i = 0; i < scores.size(); ++i) {
-    const float p = s.m == -kInf ? 0 : std::exp(scores[i] - s.m);
+    const float p = s.m == -kInf ? 0 : std::exp2(scores[i] - s.m);
     s.l += p;
     s.o += p * values[i];
   }
@@ -79,8 +79,8 @@ TEST(OutputScale, CountsTheSinkOnce) {
   EXPECT_FLOAT_EQ(OutputScale(s.m, s.l, -kInf), 1 / s.l);
   // o * scale with o = l: the values' share of the denominator.
   for (float sink : {-3.0f, 0.5f, 40.0f}) {
-    const double weights = std::exp(1.0) + std::exp(2.0);
-    EXPECT_NEAR(s.l * OutputScale(s.m, s.l, sink), weights / (weights + std::exp(double{sink})),
+    const double weights = std::exp2(1.0) + std::exp2(2.0);
+    EXPECT_NEAR(s.l * OutputScale(s.m, s.l, sink), weights / (weights + std::exp2(double{sink})),
                 1e-6);
   }
 }

@@ -47,7 +47,7 @@ def time_decode(
 ) -> dict[str, DecodeTimes]:
     """Lets models continue one prompt, greedily, taking turns of a few steps.
 
-    Load the models with ``allow_spinning=False``: pools that spin take the cores from whichever
+    Load the models with ``spin_between_runs=False``: pools that spin take the cores from whichever
     model comes next. The first steps of a turn are not counted, since the other models' weights
     and caches have just passed through the processor's own caches.
 

@@ -1,5 +1,6 @@
 """The key and value caches of one generation: allocated once, appended to in place."""
 
+import math
 import os
 import re
 from pathlib import Path
@@ -15,9 +16,9 @@ __all__ = ["KVCache", "available_bytes", "cache_bytes"]
 
 
 def cache_bytes(model: DecoderModel, batch_size: int, capacity: int) -> int:
-    """Returns the bytes of the caches of all layers, [B, K, C, H] twice per layer."""
+    """Returns the bytes of the caches of all layers, [B, K, C, cache width] twice per layer."""
     rows = batch_size * model.kv_num_heads * max(capacity, model.window_rows)
-    return 2 * model.num_layers * rows * model.head_size * model.cache_dtype.itemsize
+    return 2 * model.num_layers * rows * model.cache_width * model.cache_dtype.itemsize
 
 
 def available_bytes() -> int:
@@ -40,7 +41,8 @@ class KVCache:
 
     Attributes:
         nbytes: Bytes of all buffers.
-        buffers: By ``N.key`` and ``N.value``, each an OrtValue [B, K, C, H] on the device.
+        buffers: By ``N.key`` and ``N.value``, each an OrtValue [B, K, C, cache width] on the
+            device.
     """
 
     def __init__(self, model: DecoderModel, batch_size: int, capacity: int) -> None:
@@ -60,7 +62,7 @@ class KVCache:
             batch_size,
             model.kv_num_heads,
             max(capacity, model.window_rows),
-            model.head_size,
+            model.cache_width,
         ]
         if model.device == "cpu" and self.nbytes > (available := available_bytes()):
             raise LeanAttentionError(
@@ -106,12 +108,16 @@ class KVCache:
                 ) from error
 
     def randomise(self, seed: int) -> None:
-        """Fills every row with normal noise, to measure a context without computing a prompt.
+        """Fills every row with noise, to measure a context without computing a prompt.
 
         Args:
             seed: Of the noise. All layers hold the same, which no operator's speed depends on.
         """
-        generator = np.random.default_rng(seed)
-        noise = generator.standard_normal(self._shape, dtype=np.float32)
+        generator, dtype = np.random.default_rng(seed), self._model.cache_dtype
+        if dtype.kind == "f":
+            noise = generator.standard_normal(self._shape, np.float32).astype(dtype, copy=False)
+        else:
+            noise = np.frombuffer(generator.bytes(math.prod(self._shape)), dtype)
+            noise = noise.reshape(self._shape)
         for buffer in self.buffers.values():
-            buffer.update_inplace(noise.astype(self._model.cache_dtype, copy=False))
+            buffer.update_inplace(noise)

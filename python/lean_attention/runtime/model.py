@@ -27,6 +27,13 @@ PROVIDERS = {
 
 DTYPES: dict[str, npt.DTypeLike] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
+# A byte of the last holds two 4-bit integers.
+CACHE_DTYPES: dict[str, npt.DTypeLike] = {
+    **DTYPES,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+}
+
 # ONNX Runtime takes any number and starts that many.
 MAX_THREADS = 1024
 
@@ -48,7 +55,7 @@ class DecoderModel:
         kv_num_heads: Key and value heads of a layer.
         head_size: Elements of a head.
         vocab_size: Entries of a row of logits.
-        cache_dtype: float32 or float16.
+        cache_dtype: float32, float16, or of a quantised cache int8 or, for int4, uint8.
         logits_dtype: float32 or float16.
         takes_position_ids: Whether ``position_ids`` is an input.
         last_logits_only: Whether the logits are [B, 1, V] for the last position of a run, instead
@@ -84,7 +91,7 @@ class DecoderModel:
         *,
         threads: int | None = None,
         provider: str = "cpu",
-        allow_spinning: bool = True,
+        spin_between_runs: bool = True,
         context_length: int | None = None,
         stop_tokens: Sequence[int] | None = None,
         configure: Configure | None = None,
@@ -97,8 +104,9 @@ class DecoderModel:
             path: A model file, or a folder with a ``genai_config.json``.
             threads: Threads of the session, 1 to 1024; None leaves the choice to ONNX Runtime.
             provider: ``cpu``, ``cuda`` or ``rocm``.
-            allow_spinning: Whether idle threads of the session spin. Off when several sessions
-                are timed in one process, whose pools steal the cores from each other.
+            spin_between_runs: Whether the session's threads spin after a run too, waiting for
+                the next. Off when several sessions are timed in one process, whose pools steal
+                the cores from each other.
             context_length: Overrides the configuration's; at most what the rotary tables hold.
             stop_tokens: Overrides the configuration's.
             configure: Called with the ``onnxruntime.SessionOptions`` before the session is
@@ -120,7 +128,7 @@ class DecoderModel:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or 0
         options.add_session_config_entry(
-            "session.intra_op.allow_spinning", "1" if allow_spinning else "0"
+            "session.force_spinning_stop", "0" if spin_between_runs else "1"
         )
         if facts.uses_custom_ops:
             register_custom_ops(options)
@@ -145,13 +153,11 @@ class DecoderModel:
                 f"{', '.join(session.get_providers())}; its warning says why"
             )
         layers = _check_io(session, file, facts)
-        shape = _inputs(session)["past_key_values.0.key"].shape
+        cache = _inputs(session)["past_key_values.0.key"]
+        shape, cache_dtype = cache.shape, np.dtype(CACHE_DTYPES[cache.type])
+        width = shape[3] * _values_per_element(cache_dtype) if isinstance(shape[3], int) else None
         head_size = next(
-            (
-                size
-                for size in (shape[3], config.head_size, facts.head_size)
-                if isinstance(size, int)
-            ),
+            (size for size in (width, config.head_size, facts.head_size) if isinstance(size, int)),
             None,
         )
         if head_size is None or head_size < 1 or not isinstance(shape[1], int) or shape[1] < 1:
@@ -169,7 +175,7 @@ class DecoderModel:
             kv_num_heads=shape[1],
             head_size=head_size,
             vocab_size=logits.shape[2],
-            cache_dtype=np.dtype(DTYPES[_inputs(session)["past_key_values.0.key"].type]),
+            cache_dtype=cache_dtype,
             logits_dtype=np.dtype(DTYPES[logits.type]),
             takes_position_ids="position_ids" in _inputs(session),
             last_logits_only=logits.shape[1] == 1,
@@ -184,6 +190,15 @@ class DecoderModel:
     def folder(self) -> Path:
         """The folder of the model file, where its tokenizer lies."""
         return self.path.parent
+
+    @property
+    def cache_width(self) -> int:
+        """Elements of ``cache_dtype`` in a row of a cache; of 4-bit integers, half a head's."""
+        return -(-self.head_size // _values_per_element(self.cache_dtype))
+
+
+def _values_per_element(cache_dtype: np.dtype[Any]) -> int:
+    return 2 if cache_dtype == np.uint8 else 1
 
 
 def _locate(path: Path) -> tuple[Path, GenaiConfig]:
@@ -240,11 +255,14 @@ def _check_io(session: onnxruntime.InferenceSession, file: Path, facts: GraphFac
         )
     for name, value in (inputs | outputs).items():
         integer = name in ("input_ids", "attention_mask", "position_ids")
-        types = ("tensor(int64)",) if integer else tuple(DTYPES)
-        used = integer or name == "logits" or name.startswith(("past_key", "present."))
+        is_cache = name.startswith(("past_key", "present."))
+        types = tuple(CACHE_DTYPES if is_cache else DTYPES)
+        if integer:
+            types = ("tensor(int64)",)
+        used = integer or is_cache or name == "logits"
         if used and value.type not in types:
             raise LeanAttentionError(
-                f"{name} of {file} is {value.type}; the runtime handles {' and '.join(types)}"
+                f"{name} of {file} is {value.type}; the runtime handles {', '.join(types)}"
             )
     logits = outputs["logits"].shape or []
     if len(logits) != 3 or not isinstance(logits[2], int) or logits[2] < 1:
