@@ -69,7 +69,7 @@ struct Plan {
   Cut cut;
   int64_t padded_head_size;  // H rounded up to whole vectors and cache lines, in floats
   int64_t state_floats;      // one softmax state of all rows of a KV head
-  int64_t share_floats;      // private to a share: queries, scores, two states
+  int64_t share_floats;      // private to a share: ShareLayout::share_floats
   int64_t region_tiles;      // states a region has room for: the most tiles of any sequence
   size_t workspace_bytes;
 };
