@@ -58,7 +58,12 @@ class Node:
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def session(
-        self, feeds: Feeds, *, op: tuple[str, str] = OURS, threads: int = 2
+        self,
+        feeds: Feeds,
+        *,
+        op: tuple[str, str] = OURS,
+        threads: int = 2,
+        log_severity_level: int = 4,
     ) -> onnxruntime.InferenceSession:
         """Creates a session whose inputs have the feeds' types and any shape of their rank."""
         op_type, domain = op
@@ -98,7 +103,7 @@ class Node:
         model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        options.log_severity_level = 4
+        options.log_severity_level = log_severity_level
         # Pools that spin would take the cores from the session that is compared with this one.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         lean_attention.register_custom_ops(options)

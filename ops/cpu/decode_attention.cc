@@ -13,8 +13,12 @@
 // Two instruction sets besides the baseline are worth their size on x86; SSE4 serves what has
 // neither, since the baseline of Highway 1.0 under GCC 12 is scalar code.
 #define HWY_WANT_SSE4 1
-#define HWY_DISABLED_TARGETS \
-  (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#ifndef LEAN_ATTENTION_DISABLED_TARGETS  // more that a build leaves out
+#define LEAN_ATTENTION_DISABLED_TARGETS 0
+#endif
+#define HWY_DISABLED_TARGETS                                                   \
+  (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | \
+   LEAN_ATTENTION_DISABLED_TARGETS)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/decode_attention.cc"
 #include <hwy/foreach_target.h>  // Must come before highway.h
