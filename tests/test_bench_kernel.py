@@ -321,6 +321,7 @@ def run(*flags: str) -> Any:
         (["--num-heads=9", "--kv-num-heads=4"], "num_heads is 9, which is no multiple"),
         (["--context=0"], "--context is 0"),
         (["--batch=-1"], "--batch is -1"),
+        (["--batch=1000000000"], "--batch is 1000000000; it must be 1 to 65536"),
         (["--lengths=4,0"], "the context is 0"),
         (["--lengths=4;5"], "--lengths is '4;5'"),
         (["--dtype=float64"], "dtype is 'float64'"),

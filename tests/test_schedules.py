@@ -177,3 +177,101 @@ def test_arrays_of_other_shapes_are_refused_by_name() -> None:
     case.feeds["past_value"] = case.feeds["past_value"][:, :, :100]
     with pytest.raises(LeanAttentionError, match="value_cache"):
         run_kernel(case)
+
+
+def bytes_as_array(shape: tuple[int, ...]) -> NDArray[Any]:
+    return np.frombuffer(bytes(4 * int(np.prod(shape))), np.float32).reshape(shape)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key_cache": bytes_as_array((1, 1, 4, 8))}, "key_cache is read-only"),
+        ({"value_cache": bytes_as_array((1, 1, 4, 8))}, "value_cache is read-only"),
+        ({"query": np.zeros((1, 1, 2, 8), ">f4")}, "query is >f4.*native"),
+        ({"query": None}, "query is NoneType"),
+        ({"key": [[1.0]]}, "key is list"),
+        ({"query": np.zeros((1, 1, 2, 0), np.float32)}, "query has the shape"),
+        ({"cos_cache": np.ones(4, np.float32)}, "cos_cache has the shape"),
+        ({"amount": 2**64 + 1}, "amount is"),
+        ({"key_cache": np.zeros((1, 1, 4, 8), np.int8)}, "key_cache|value_cache"),
+        (
+            {
+                "key_cache": np.zeros((1, 1, 4, 8), np.int8),
+                "value_cache": np.zeros((1, 1, 4, 8), np.int8),
+            },
+            "invalid argument",
+        ),
+        (
+            {
+                "key_cache": np.zeros((1, 1, 4, 8), np.int8),
+                "value_cache": np.zeros((1, 1, 4, 8), np.int8),
+                "k_scale": [1.0],
+            },
+            "k_scale is list",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_no_array_of_the_kind_is_refused_by_name(
+    changes: dict[str, Any], message: str
+) -> None:
+    arguments: dict[str, Any] = {
+        "query": np.zeros((1, 1, 2, 8), np.float32),
+        "key": np.zeros((1, 1, 1, 8), np.float32),
+        "value": np.zeros((1, 1, 1, 8), np.float32),
+        "key_cache": np.zeros((1, 1, 4, 8), np.float32),
+        "value_cache": np.zeros((1, 1, 4, 8), np.float32),
+        "seqlens_k": np.zeros(1, np.int32),
+    }
+    with pytest.raises(LeanAttentionError, match=message):
+        decode(**(arguments | changes))
+
+
+@pytest.mark.parametrize("keys", [1, 3, 8, 9, 13])
+@pytest.mark.parametrize("heads", [1, 2, 3, 4])
+@pytest.mark.parametrize("scale", [1.0, 1e-38, 1e-40])
+def test_every_key_and_nothing_else_is_weighed(keys: int, heads: int, scale: float) -> None:
+    ones = np.ones((1, 1, 1, 8), np.float32)
+    caches = [np.ones((1, 1, keys, 8), np.float32) for _ in range(2)]
+    lengths = np.array([keys - 1], np.int32)
+    query = np.ones((1, 1, heads, 8), np.float32)
+    found = decode(query, ones, ones, *caches, lengths, scale=scale)
+    np.testing.assert_allclose(found, 1, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 4])
+def test_a_score_of_minus_infinity_weighs_nothing_and_a_nan_stays_one(heads: int) -> None:
+    rng = np.random.default_rng(0)
+    query = np.abs(rng.standard_normal((1, 1, heads, 8))).astype(np.float32)
+    key, value = (rng.standard_normal((1, 1, 1, 8)).astype(np.float32) for _ in range(2))
+    past = [rng.standard_normal((1, 1, 30, 8)).astype(np.float32) for _ in range(2)]
+    lengths = np.array([29], np.int32)
+    past[0][0, 0, 3] = -np.inf
+    found = decode(query, key, value, past[0].copy(), past[1].copy(), lengths)
+    past[0][0, 0, 3] = -1e30 * np.sign(query[0, 0, 0])
+    expected = decode(query, key, value, past[0].copy(), past[1].copy(), lengths)
+    assert np.isfinite(found).all()
+    np.testing.assert_array_equal(found, expected)
+    past[0][0, 0, 3] = np.nan
+    assert np.isnan(decode(query, key, value, past[0].copy(), past[1].copy(), lengths)).all()
+
+
+def test_tiny_scales_of_int4_keep_their_channels() -> None:
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.standard_normal((1, 1, 1, 16)).astype(np.float32) for _ in range(3))
+    caches = [rng.integers(0, 256, (1, 1, 20, 8)).astype(np.uint8) for _ in range(2)]
+    lengths = np.array([19], np.int32)
+
+    def run(v_scale: float) -> NDArray[Any]:
+        return decode(
+            query,
+            key,
+            value * np.float32(v_scale),
+            *(cache.copy() for cache in caches),
+            lengths,
+            k_scale=np.array([0.1], np.float32),
+            v_scale=np.array([v_scale], np.float32),
+        )
+
+    np.testing.assert_allclose(run(1e-36) / np.float32(1e-36), run(1.0), rtol=1e-5, atol=1e-6)

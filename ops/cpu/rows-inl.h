@@ -73,19 +73,22 @@ HWY_INLINE float ScaleOf(const DecodeArgs& args, const float* scales, int32_t kv
   return args.scale_per_channel ? scales[int64_t{kv_head} * args.problem.head_size + h] : scales[0];
 }
 
-// factors[h]: what channel h of a loaded row of a quantised cache must be multiplied by.
-HWY_INLINE void ChannelFactors(const DecodeArgs& args, const float* scales, int32_t kv_head,
-                               float* factors) {
-  const bool int4 = args.problem.cache_type == ElementType::kInt4;
-  for (int64_t h = 0; h < args.problem.head_size; ++h) {
-    const float scale = ScaleOf(args, scales, kv_head, h);
-    factors[h] = int4 ? scale / Format<ElementType::kInt4>::LaneFactor(h) : scale;
-  }
+// The scales of a quantised cache's channels: factors[h], h < head_size.
+HWY_INLINE void ReadScales(const DecodeArgs& args, const float* scales, int32_t kv_head,
+                           float* factors) {
+  for (int64_t h = 0; h < args.problem.head_size; ++h)
+    factors[h] = ScaleOf(args, scales, kv_head, h);
 }
 
-// x[i] *= factors[i], i < count rounded up to whole vectors.
-HWY_INLINE void MultiplyRow(const float* factors, int64_t count, float* x) {
-  for (int64_t i = 0; i < count; i += kLanes) Store(hn::Mul(Load(x + i), Load(factors + i)), x + i);
+// What loading a quantised row left undone: x[h] times its channel's factor, h < stride. The lanes
+// of int4 are scaled back first, which is exact; a tiny scale would not survive it.
+HWY_INLINE void ScaleChannels(ElementType cache_type, const float* factors, int64_t stride,
+                              float* x) {
+  FloatVec lanes = hn::Set(FloatTag(), 1.0f);
+  if (cache_type == ElementType::kInt4) lanes = Format<ElementType::kInt4>::LaneFactors();
+  for (int64_t h = 0; h < stride; h += kLanes) {
+    Store(hn::Mul(hn::Mul(Load(x + h), lanes), Load(factors + h)), x + h);
+  }
 }
 
 // The queries of one KV head's group, in float32: q [S * G, stride]. The scales of a quantised K
@@ -97,7 +100,7 @@ HWY_INLINE void LoadQueries(const DecodeArgs& args, int32_t sequence, int32_t kv
   const bool quantised = IsQuantised(p.cache_type);
   if (quantised) {
     std::fill_n(scratch.channel, stride, 0.0f);
-    ChannelFactors(args, args.k_scale, kv_head, scratch.channel);
+    ReadScales(args, args.k_scale, kv_head, scratch.channel);
   }
   for (int32_t token = 0; token < p.sequence_length; ++token) {
     const int64_t query = (int64_t{sequence} * p.sequence_length + token) * args.query_stride +
@@ -106,7 +109,7 @@ HWY_INLINE void LoadQueries(const DecodeArgs& args, int32_t sequence, int32_t kv
       ReadFloats(args.element_type, args.query, query + int64_t{g} * p.head_size, p.head_size, q);
       std::fill(q + p.head_size, q + stride, 0.0f);
       Rotate(args, sequence, token, q, scratch);
-      if (quantised) MultiplyRow(scratch.channel, stride, q);
+      if (quantised) ScaleChannels(p.cache_type, scratch.channel, stride, q);
       q += stride;
     }
   }
@@ -205,8 +208,8 @@ HWY_INLINE void WriteOutput(const DecodeArgs& args, int32_t sequence, int32_t kv
                             int64_t stride, State state, const RowScratch& scratch) {
   const Problem& p = args.problem;
   const int32_t group = GroupSize(p);
-  std::fill_n(scratch.channel, stride, 1.0f);
-  if (IsQuantised(p.cache_type)) ChannelFactors(args, args.v_scale, kv_head, scratch.channel);
+  std::fill_n(scratch.channel, stride, 0.0f);
+  if (IsQuantised(p.cache_type)) ReadScales(args, args.v_scale, kv_head, scratch.channel);
   for (int32_t r = 0; r < RowsPerKvHead(p); ++r) {
     const int32_t head = kv_head * group + r % group;
     float sink = args.smooth_softmax ? 0.0f : -INFINITY;
@@ -215,7 +218,7 @@ HWY_INLINE void WriteOutput(const DecodeArgs& args, int32_t sequence, int32_t kv
     float* o = state.o + r * stride;
     const FloatVec factors = hn::Set(FloatTag(), factor);
     for (int64_t h = 0; h < stride; h += kLanes) Store(hn::Mul(Load(o + h), factors), o + h);
-    MultiplyRow(scratch.channel, stride, o);
+    if (IsQuantised(p.cache_type)) ScaleChannels(p.cache_type, scratch.channel, stride, o);
     const int64_t out =
         ((int64_t{sequence} * p.sequence_length + r / group) * p.num_heads + head) * p.head_size;
     WriteFloats(args.element_type, o, p.head_size, args.output, out);

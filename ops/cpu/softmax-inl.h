@@ -10,7 +10,6 @@
 #include <hwy/contrib/math/math-inl.h>
 
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 
 #include "ops/cpu/blocks-inl.h"
@@ -53,6 +52,9 @@ HWY_INLINE FloatVec MaxOfRows(FloatVec v) {
   return v;
 }
 
+// NaN where s is one, else 0. (Maxima and Exp2 may drop a NaN; and Ne is false for one.)
+HWY_INLINE FloatVec NanOf(FloatVec s) { return hn::IfThenZeroElse(hn::Eq(s, s), s); }
+
 // The online softmax of a block of rows, as it goes from block to block of keys.
 struct RunningSoftmax {
   float* m;      // [kLanes] of the lane's row, in units of log 2
@@ -61,11 +63,11 @@ struct RunningSoftmax {
 };
 
 // Raw dot products -> scores in units of log 2, -inf where a row does not see a key; in place, up
-// to whole vectors. Order: scale, softcap, bias, mask. Adds a NaN to `not_finite` where a visible
-// score is NaN or its dot product infinite.
+// to whole vectors. Order: scale, softcap, bias, mask. Adds NaN to `nan` where a visible score is
+// one.
 template <int kRows>
 HWY_INLINE void MaskedScores(const Rows& rows, int r, int64_t begin, int keys, float* scores,
-                             FloatVec* not_finite) {
+                             FloatVec* nan) {
   constexpr int kPadded = PaddedRows(kRows);
   const FloatTag d;
   float bias[kMaxBlockKeys * kPadded] = {};
@@ -94,15 +96,14 @@ HWY_INLINE void MaskedScores(const Rows& rows, int r, int64_t begin, int keys, f
         hn::Add(Load(index), hn::Set(d, static_cast<float>(i / kPadded)));  // kPadded divides i
     const auto visible = hn::And(hn::Ge(key, Load(first)), hn::Lt(key, Load(last)));
     FloatVec s = hn::IfThenElseZero(visible, Load(scores + i));
-    *not_finite = hn::MulAdd(s, hn::Zero(d), *not_finite);
+    *nan = hn::Add(*nan, NanOf(s));
     s = hn::Mul(s, hn::Set(d, rows.scale));
     if (rows.softcap > 0) {
       s = hn::Mul(hn::Set(d, rows.softcap), hn::Tanh(d, hn::Mul(s, hn::Set(d, 1 / rows.softcap))));
     }
     if (rows.bias != nullptr) {
       s = hn::Add(s, Load(bias + i));
-      // The maximum and Exp2 may drop a NaN. (Ne is false for one.)
-      *not_finite = hn::Add(*not_finite, hn::IfThenZeroElse(hn::Eq(s, s), s));
+      *nan = hn::Add(*nan, NanOf(s));
     }
     s = hn::Mul(s, hn::Set(d, kLog2E));
     Store(hn::IfThenElse(visible, s, hn::Set(d, -INFINITY)), scores + i);
@@ -121,36 +122,39 @@ HWY_INLINE void SoftmaxBlock(const Rows& rows, int r, int64_t begin, int keys, f
   for (int i = r; i < r + kRows; ++i) {
     plain = plain && rows.visible_begin[i] <= begin && rows.visible_end[i] >= begin + keys;
   }
-  FloatVec not_finite = hn::Zero(d);  // stays 0 unless a score is NaN or a dot product infinite
+  FloatVec nan = hn::Zero(d);  // stays 0 unless a score is NaN
   // What the stored numbers are multiplied by to become scores.
   const FloatVec factor = hn::Set(d, plain ? rows.scale * kLog2E : 1.0f);
+  const int rest = count % kLanes;
   if (plain) {
-    // The rest of the last vector: weighs nothing, is finite.
-    std::fill(scores + count, scores + RoundUp(count, kLanes), -FLT_MAX);
+    // The last vector is filled up with what it holds anyway, and not counted below.
+    for (int i = count; rest != 0 && i < count - rest + kLanes; ++i) {
+      scores[i] = scores[i - kPadded];
+    }
   } else {
-    MaskedScores<kRows>(rows, r, begin, keys, scores, &not_finite);
+    MaskedScores<kRows>(rows, r, begin, keys, scores, &nan);
   }
 
   FloatVec top = hn::Set(d, -INFINITY);
-  if (plain) {
-    for (int i = 0; i < count; i += kLanes) {
-      const FloatVec s = Load(scores + i);
-      not_finite = hn::MulAdd(s, hn::Zero(d), not_finite);
-      top = hn::Max(top, s);
-    }
-  } else {
-    for (int i = 0; i < count; i += kLanes) top = hn::Max(top, Load(scores + i));
+  for (int i = 0; i < count; i += kLanes) {
+    const FloatVec s = Load(scores + i);
+    nan = hn::Add(nan, NanOf(s));
+    top = hn::Max(top, s);
   }
   const FloatVec m_old = Load(running.m);
   const FloatVec m = hn::Max(m_old, MaxOfRows<kPadded>(hn::Mul(top, factor)));
   // Nothing visible so far: any finite reference gives 2^-inf = 0 and never inf - inf.
   const FloatVec reference = hn::IfThenZeroElse(hn::Eq(m, hn::Set(d, -INFINITY)), m);
-  FloatVec sum = not_finite;
-  for (int i = 0; i < count; i += kLanes) {
+  FloatVec sum = nan;
+  const auto weigh = [&](int i) HWY_ATTR {
     // Two roundings, as the maximum's, so that no difference is above 0.
     const FloatVec p = Exp2(hn::Sub(hn::Mul(Load(scores + i), factor), reference));
-    sum = hn::Add(sum, p);
     Store(p, scores + i);
+    return p;
+  };
+  for (int i = 0; i + kLanes <= count; i += kLanes) sum = hn::Add(sum, weigh(i));
+  if (rest != 0) {
+    sum = hn::Add(sum, hn::IfThenElseZero(hn::FirstN(d, rest), weigh(count - rest)));
   }
   const FloatVec decay = Exp2(hn::Sub(m_old, reference));
   Store(m, running.m);

@@ -32,7 +32,7 @@ HWY_INLINE FloatVec Load(const float* p) { return hn::LoadU(FloatTag(), p); }
 HWY_INLINE void Store(FloatVec v, float* p) { hn::StoreU(v, FloatTag(), p); }
 
 // An element type in memory. Load reads the kLanes elements from element `i` of `row` on, i being a
-// multiple of kLanes. An int4 comes out times LaneFactor(i); all others as they are.
+// multiple of kLanes. An int4 comes out times 16^lane; all others as they are.
 template <ElementType kType>
 struct Format;
 
@@ -136,7 +136,7 @@ struct Format<ElementType::kInt8> {
 
 // Four bits at a time would need a shift per lane. Instead each lane of a word that holds all
 // values keeps its own bits in their place: value * 16^lane, exact in float32, and what is computed
-// from them is scaled back by LaneFactor.
+// from them is scaled back by LaneFactors.
 template <>
 struct Format<ElementType::kInt4> {
   static HWY_INLINE FloatVec Load(const uint8_t* row, int64_t i) {
@@ -152,8 +152,12 @@ struct Format<ElementType::kInt4> {
     return hn::ConvertTo(FloatTag(), hn::BitCast(hn::RebindToSigned<FloatTag>(), number));
   }
 
-  // 16^lane of channel i.
-  static float LaneFactor(int64_t i) { return static_cast<float>(int64_t{1} << (i % kLanes * 4)); }
+  // 16^-lane.
+  static HWY_INLINE FloatVec LaneFactors() {
+    static constexpr float kFactors[8] = {1.0f,     0x1p-4f,  0x1p-8f,  0x1p-12f,
+                                          0x1p-16f, 0x1p-20f, 0x1p-24f, 0x1p-28f};
+    return hn::LoadU(FloatTag(), kFactors);
+  }
 };
 
 // The `count` < kLanes elements from element `i` on, zero bits after them; touches no byte beyond.

@@ -27,6 +27,10 @@ inline constexpr int64_t kMinShareBytes = 96 * 1024;
 // More shares than workers, so that a worker that was delayed can leave some to the others.
 inline constexpr int64_t kSharesPerWorker = 4;
 
+// Query tokens per sequence that a step splits a head for. A split one keeps a state of every row
+// for each tile; of a prompt these would be many, and it has work enough for all without.
+inline constexpr int32_t kMaxSplitTokens = 8;
+
 // Bytes of K and V that the step reads.
 inline int64_t VisibleBytes(const Problem& p) {
   int64_t keys = 0;
@@ -51,6 +55,7 @@ inline int64_t FixedSplits(int64_t pairs, int32_t workers, int64_t max_splits) {
 }
 
 inline Decision Decide(const Problem& p, const Machine& machine) {
+  if (p.sequence_length > kMaxSplitTokens) return {Schedule::kDirect, 1, "many query tokens"};
   const int64_t by_bytes = VisibleBytes(p) / kMinShareBytes;
   if (machine.workers == 1) return {Schedule::kLean, 1, "one worker"};
   if (by_bytes < 2) return {Schedule::kLean, 1, "too little to hand to a second thread"};
@@ -62,6 +67,7 @@ inline Decision Decide(const Problem& p, const Machine& machine) {
 
 // The same for a schedule that the caller chose.
 inline Decision DecideFor(const Problem& p, const Machine& machine, Schedule schedule) {
+  if (p.sequence_length > kMaxSplitTokens) return Decide(p, machine);
   switch (schedule) {
     case Schedule::kDirect:
       return {schedule, 1, "asked for"};

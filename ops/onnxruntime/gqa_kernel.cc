@@ -14,10 +14,6 @@
 namespace lean_attention::onnxruntime {
 namespace {
 
-// Query tokens of a call that the kernel takes; more are a prompt, which is bound by arithmetic and
-// handed to the stock operator.
-constexpr int64_t kMaxTokens = 8;
-
 template <typename Body>
 OrtStatusPtr AsStatus(Body body) noexcept {
   try {
@@ -107,7 +103,8 @@ bool GqaKernel::RunsStock(const GqaInputs& inputs, const std::vector<int32_t>& l
          "Runtime has none for ",
          NameOf(types_.element), " with ", NameOf(types_.cache), " caches: ", why_no_stock_);
   }
-  return must || (stock_ && inputs.shape().sequence_length > kMaxTokens);
+  // More tokens are a prompt, which is bound by arithmetic.
+  return must || (stock_ && inputs.shape().sequence_length > kMaxSplitTokens);
 }
 
 void GqaKernel::Decode(OrtKernelContext* context, const cpu::DecodeArgs& args) const {

@@ -90,17 +90,35 @@ def cpu_target() -> str | None:
     return target.decode() if target else None
 
 
+def _check_array(name: str, array: object, dimensions: int | None = None) -> None:
+    """Refuses what is no array of numbers in this machine's byte order."""
+    if not isinstance(array, np.ndarray) or not array.dtype.isnative:
+        found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise LeanAttentionError(f"{name} is {found}; expected a NumPy array in native byte order")
+    if dimensions is not None and (array.ndim != dimensions or 0 in array.shape):
+        raise LeanAttentionError(
+            f"{name} has the shape {array.shape}; expected {dimensions} dimensions, none of them 0"
+        )
+
+
 def _pointer(
-    name: str, array: NDArray[Any] | None, dtype: np.dtype[Any], *shape: int
+    name: str,
+    array: NDArray[Any] | None,
+    dtype: np.dtype[Any],
+    *shape: int,
+    changed: bool = False,
 ) -> int | None:
     """Returns an array's address after checking all that the C function cannot."""
     if array is None:
         return None
+    _check_array(name, array)
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         raise LeanAttentionError(
             f"{name} is {array.dtype} {array.shape}, C-contiguous: {array.flags.c_contiguous}; "
             f"expected contiguous {dtype} {shape}"
         )
+    if changed and not array.flags.writeable:
+        raise LeanAttentionError(f"{name} is read-only, and the step appends to it")
     return int(array.ctypes.data)
 
 
@@ -158,6 +176,13 @@ def decode(
     Raises:
         LeanAttentionError: A shape, type or length that the kernel does not accept.
     """
+    for name, array in (("query", query), ("key", key), ("key_cache", key_cache)):
+        _check_array(name, array, 4)
+    for name, table in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
+        if table is not None:
+            _check_array(name, table, 2)
+    if abs(amount) >= 2**63:
+        raise LeanAttentionError(f"amount is {amount}; it must be below 2^63")
     dtype, cache_dtype = query.dtype, key_cache.dtype
     cache_types = {dtype.name: _TYPES.get(dtype.name), **_QUANTISED_TYPES}
     if dtype.name not in _TYPES or cache_dtype.name not in cache_types:
@@ -165,15 +190,14 @@ def decode(
             f"query is {dtype} and key_cache {cache_dtype}; queries must be float32, float16 or "
             "bfloat16, and caches the same, int8, or uint8 for int4"
         )
-    if query.ndim != 4 or key.ndim != 4 or key_cache.ndim != 4:
-        raise LeanAttentionError("query, key and the caches must have 4 dimensions")
     batch, tokens, heads, size = query.shape
     kv_heads, rows = key.shape[2], key_cache.shape[2]
     positions, half = (0, 0) if cos_cache is None else cos_cache.shape
     quantised = cache_dtype.name in _QUANTISED_TYPES
     cache_width = (size + 1) // 2 if cache_dtype.name == "uint8" else size
     cache_shape = (batch, kv_heads, rows, cache_width)
-    per_channel = quantised and k_scale is not None and k_scale.size != 1
+    # Where there is one channel, [K, H] and [1] say the same.
+    per_channel = quantised and getattr(k_scale, "shape", None) == (kv_heads, size)
     scale_shape = (kv_heads, size) if per_channel else (1,)
     output = np.full_like(query, np.nan)
     step = _Decode(
@@ -190,8 +214,8 @@ def decode(
         query=_pointer("query", query, dtype, *query.shape),
         key=_pointer("key", key, dtype, batch, tokens, kv_heads, size),
         value=_pointer("value", value, dtype, batch, tokens, kv_heads, size),
-        key_cache=_pointer("key_cache", key_cache, cache_dtype, *cache_shape),
-        value_cache=_pointer("value_cache", value_cache, cache_dtype, *cache_shape),
+        key_cache=_pointer("key_cache", key_cache, cache_dtype, *cache_shape, changed=True),
+        value_cache=_pointer("value_cache", value_cache, cache_dtype, *cache_shape, changed=True),
         k_scale=_pointer("k_scale", k_scale, np.dtype(np.float32), *scale_shape),
         v_scale=_pointer("v_scale", v_scale, np.dtype(np.float32), *scale_shape),
         scale_per_channel=per_channel,

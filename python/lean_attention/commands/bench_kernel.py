@@ -141,9 +141,9 @@ def _lengths(lengths: str | None, context: int, batch: int) -> tuple[int, ...]:
             raise LeanAttentionError(
                 f"--lengths is {lengths!r}; it must be numbers with commas between, as 4096,512"
             ) from None
-    for name, value in (("--context", context), ("--batch", batch)):
-        if value < 1:
-            raise LeanAttentionError(f"{name} is {value}; it must be 1 or more")
+    for name, value, most in (("--context", context, 2**31 - 1), ("--batch", batch, 65536)):
+        if not 1 <= value <= most:
+            raise LeanAttentionError(f"{name} is {value}; it must be 1 to {most}")
     return (context,) * batch
 
 
