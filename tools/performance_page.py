@@ -49,9 +49,10 @@ and present. `auto` is our operator as it decides for itself, stock is
 `scaled_dot_product_attention(enable_gqa=True)`.
 
 All contenders run in one process over the same memory and take turns, in an order that changes from
-round to round. Their thread pools spin during a run, as they do for users, and not after it.
-Results are compared with a float64 computation before anything is timed. Times are medians over
-the rounds, ratios medians of the rounds' ratios.
+round to round. Their thread pools spin during a run, as they do for users, and not after it; pools
+of more threads than the machine has processors do not spin. Results are compared with a float64
+computation before anything is timed. Times are medians over the rounds, ratios medians of the
+rounds' ratios.
 GB/s counts the bytes of K and V once. The caches are so many that each comes from memory, except
 where it says otherwise.
 

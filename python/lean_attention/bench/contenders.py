@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from lean_attention.bench.kernel_data import KernelData
+from lean_attention.bench.machine import usable_processors
 from lean_attention.errors import LeanAttentionError
 from lean_attention.operator_library import register_custom_ops
 
@@ -98,6 +99,9 @@ class _Session:
         options.log_severity_level = 4
         # Pools spin during a run, as users' do, but not on into the turn of the next contender.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        # One that is wider than the machine would only take the cores from its own busy threads.
+        spins = config.threads <= usable_processors()
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
         if schedule is not None:
             register_custom_ops(options)
         self._session = onnxruntime.InferenceSession(
