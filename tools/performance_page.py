@@ -99,7 +99,7 @@ def write_results(path: Path, documents: Documents) -> None:
 def results_name(machine: Machine) -> str:
     """Returns the name of a machine's file."""
     words = re.sub(r"\(r\)|\(tm\)|processor|cpu|@.*", " ", machine.cpu.lower())
-    slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-")
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{words} {machine.instruction_set or ''}".lower()).strip("-")
     return f"{slug}-{machine.processors}-processors.json"
 
 
@@ -151,9 +151,10 @@ def machine_part(documents: Mapping[str, Mapping[str, Any]]) -> str:
     found = {command: from_document(document) for command, document in documents.items()}
     latest = max(documents.values(), key=lambda document: str(document["date"]))
     machine = Machine(**latest["machine"])
+    title = f"{machine.cpu}, {machine.instruction_set}, {machine.processors} processors"
     return "\n".join(
         [
-            f"## {machine.cpu}, {machine.processors} processors\n",
+            f"## {title}\n",
             machine_lines(machine, documents),
             "### Long contexts\n",
             section(PLAN.long, found, long_table(PLAN.long, found)),

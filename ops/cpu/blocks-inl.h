@@ -8,8 +8,6 @@
 #define LEAN_ATTENTION_OPS_CPU_BLOCKS_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
-
 #include <algorithm>
 #include <type_traits>
 
@@ -23,13 +21,45 @@ namespace HWY_NAMESPACE {
 
 inline constexpr int64_t kCacheLine = 64;
 
-// Brings [from, from + bytes) to the L1 cache.
+// Whether what is fetched goes to the L2 cache, kFetchAhead bytes ahead of its place in the stream,
+// instead of to the L1 cache. A core of Zen 4 keeps 24 misses of its L1 cache in flight, worth
+// 14 GB/s, and more of its L2 cache; Zen 3, which has no AVX-512, did better with the L1 cache, and
+// so does what arithmetic bounds (docs/performance.md).
+template <ElementType kType>
+inline constexpr bool kFetchToL2 = HWY_TARGET == HWY_AVX3 && !IsQuantised(kType);
+inline constexpr int64_t kFetchAhead = 2048;
+
+// Brings the stream of kType elements in [from, from + bytes), or ahead of it, closer.
+template <ElementType kType>
 HWY_INLINE void Fetch(const uint8_t* from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += kCacheLine) hwy::Prefetch(from + i);
+  for (int64_t i = 0; i < bytes; i += kCacheLine) {
+    if constexpr (kFetchToL2<kType>) {
+      __builtin_prefetch(from + i + kFetchAhead, 0, 2);
+    } else {
+      __builtin_prefetch(from + i, 0, 3);
+    }
+  }
 }
+
+// Of the rows to fetch during a pass over a block, the part that one block of query rows sees to.
+struct FetchPart {
+  int index;
+  int count;
+};
 
 // Query rows as they lie beside each other among a block's scores. Three would not divide a vector.
 constexpr int PaddedRows(int rows) { return rows == 3 ? 4 : rows; }
+
+// What a block of query rows takes at a time: keys for their scores, vectors of columns for their
+// values. Twelve sums in flight hide the latency of a multiply-add and leave room for the operands,
+// but for those that int4 is unpacked with: a sum that no longer fits the registers costs two
+// fifths.
+template <ElementType kType, int kRows>
+struct RegisterTile {
+  static constexpr int kOfFourRows = kType == ElementType::kInt4 ? 2 : 3;
+  static constexpr int kKeys = kRows == 1 ? 8 : (kRows == 2 ? 6 : (kRows == 3 ? 4 : kOfFourRows));
+  static constexpr int kColumns = kRows == 1 ? 8 : (kRows == 4 ? kOfFourRows : 4);
+};
 
 // Calls body(std::integral_constant<int, rows>, first row) for runs of at most kBlockRows rows.
 template <typename Body>

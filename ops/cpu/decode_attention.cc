@@ -1,5 +1,4 @@
-// The plan of a step, and the choice of instruction set. The code of each instruction set comes
-// from the -inl.h files, which foreach_target.h includes once per target under that target's flags.
+// The plan of a step, and the choice of instruction set.
 
 #include "ops/cpu/decode_attention.h"
 
@@ -8,73 +7,67 @@
 #include <cstring>
 #include <new>
 
+#include "ops/cpu/targets.h"
 #include "ops/cpu/workspace.h"
 
-// Two instruction sets besides the baseline are worth their size on x86; SSE4 serves what has
-// neither, since the baseline of Highway 1.0 under GCC 12 is scalar code.
-#define HWY_WANT_SSE4 1
-#ifndef LEAN_ATTENTION_DISABLED_TARGETS  // more that a build leaves out
-#define LEAN_ATTENTION_DISABLED_TARGETS 0
-#endif
-#define HWY_DISABLED_TARGETS                                                   \
-  (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | \
-   LEAN_ATTENTION_DISABLED_TARGETS)
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/cpu/decode_attention.cc"
-#include <hwy/foreach_target.h>  // Must come before highway.h
-#include <hwy/highway.h>
-
-#include "ops/cpu/share-inl.h"
-
-#if HWY_ONCE
 namespace lean_attention::cpu {
 namespace {
 
 struct Target {
   const char* name;
   bool supported;
-  void (*run_share)(const DecodeArgs&, const Plan&, void*, int64_t);
+  RunShareFunction RunShareOfTargets::*run_share;
 };
 
-// Best first; the last one runs everywhere. Highway's own dispatcher would need its library, and
-// this one must stand alone.
+// Best first. Highway's own dispatcher would need its library, and this one must stand alone.
 const Target kTargets[] = {
-#if HWY_TARGETS & HWY_AVX3
+#if defined(__x86_64__)
     {"AVX512",
      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw"),
-     &N_AVX3::RunShare},
-#endif
-#if HWY_TARGETS & HWY_AVX2
+     &RunShareOfTargets::avx512},
     // Highway's AVX2 code also uses F16C, which clang cannot ask for and every processor with AVX2
     // and FMA has.
     {"AVX2",
      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("bmi2"),
-     &N_AVX2::RunShare},
-#endif
-#if HWY_TARGETS & HWY_SSE4
+     &RunShareOfTargets::avx2},
     {"SSE4", __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("ssse3"),
-     &N_SSE4::RunShare},
+     &RunShareOfTargets::sse4},
 #endif
-#if HWY_STATIC_TARGET != HWY_SCALAR && HWY_STATIC_TARGET != HWY_SSE4
-    {HWY_ARCH_ARM_A64 ? "NEON" : "baseline", true, &HWY_STATIC_DISPATCH(RunShare)},
+#if defined(__aarch64__)
+    {"NEON", true, &RunShareOfTargets::baseline},
+#else
+    {"baseline", true, &RunShareOfTargets::baseline},
 #endif
 };
 
-const Target kUnsupported = {nullptr, false, nullptr};
+const RunShareOfTargets& KernelFor(ElementType cache_type) {
+  switch (cache_type) {
+    case ElementType::kFloat32:
+      break;
+    case ElementType::kFloat16:
+      return kRunShareFloat16;
+    case ElementType::kBFloat16:
+      return kRunShareBFloat16;
+    case ElementType::kInt8:
+      return kRunShareInt8;
+    case ElementType::kInt4:
+      return kRunShareInt4;
+  }
+  return kRunShareFloat32;
+}
 
-const Target& ChosenTarget() {
-  static const Target& chosen = []() -> const Target& {
+const Target* ChosenTarget() {
+  static const Target* const chosen = []() -> const Target* {
     const char* forced = std::getenv("LEAN_ATTENTION_CPU_TARGET");
+    const Target* best = nullptr;
     for (const Target& target : kTargets) {
-      if (forced != nullptr && target.supported && std::strcmp(forced, target.name) == 0) {
-        return target;
-      }
+      if (!target.supported || kRunShareFloat32.*target.run_share == nullptr) continue;
+      if (forced != nullptr && std::strcmp(forced, target.name) == 0) return &target;
+      if (best == nullptr) best = &target;
     }
-    const auto* best = std::find_if(std::begin(kTargets), std::end(kTargets),
-                                    [](const Target& target) { return target.supported; });
-    return best != std::end(kTargets) ? *best : kUnsupported;
+    return best;
   }();
   return chosen;
 }
@@ -118,10 +111,13 @@ void PrepareWorkspace(const Plan& plan, void* workspace) {
 }
 
 void RunShare(const DecodeArgs& args, const Plan& plan, void* workspace, int64_t share) {
-  ChosenTarget().run_share(args, plan, workspace, share);
+  const RunShareOfTargets& kernel = KernelFor(args.problem.cache_type);
+  (kernel.*ChosenTarget()->run_share)(args, plan, workspace, share);
 }
 
-const char* TargetName() { return ChosenTarget().name; }
+const char* TargetName() {
+  const Target* target = ChosenTarget();
+  return target != nullptr ? target->name : nullptr;
+}
 
 }  // namespace lean_attention::cpu
-#endif  // HWY_ONCE

@@ -66,18 +66,19 @@ HWY_INLINE void ScoreTile(const float* HWY_RESTRICT q, int64_t stride,
 }
 
 // The scores of a whole block. Keys past its end, where a step reaches past it, repeat the last.
-// With kFetch the block's rows of V come in alongside: those of a step at once, since spread over
+// A part of the block's rows of V comes in alongside: those of a step at once, since spread over
 // its arithmetic they kept memory less busy (0.6 to 0.7 of what a plain read does instead of 0.9).
-template <ElementType kType, int kRows, bool kFetch>
+template <ElementType kType, int kRows>
 HWY_INLINE void ScoreRows(const float* q, int64_t stride, const uint8_t* k, const uint8_t* v,
-                          int64_t row_bytes, int64_t head_size, int keys, float* scores) {
+                          int64_t row_bytes, int64_t head_size, int keys, FetchPart part,
+                          float* scores) {
   constexpr int kPadded = PaddedRows(kRows);
-  // Twelve sums in flight hide the latency of a multiply-add and leave room for the operands.
-  constexpr int kKeys = kRows == 1 ? 8 : (kRows == 2 ? 6 : (kRows == 3 ? 4 : 3));
+  constexpr int kKeys = RegisterTile<kType, kRows>::kKeys;
   constexpr int kFewKeys = 4 / kPadded;  // that make a whole StoreSums
   const auto step = [&](auto count, int first) HWY_ATTR {
     constexpr int kCount = decltype(count)::value;
-    if constexpr (kFetch) Fetch(v + first * row_bytes, std::min(kCount, keys - first) * row_bytes);
+    const int64_t fetched = (int64_t{part.index} * keys + first) * row_bytes / part.count;
+    Fetch<kType>(v + fetched, std::min(kCount, keys - first) * row_bytes / part.count);
     const uint8_t* key[kCount];
     for (int i = 0; i < kCount; ++i) key[i] = k + std::min(first + i, keys - 1) * row_bytes;
     ScoreTile<kType, kRows, kCount>(q, stride, key, head_size, scores + first * kPadded);

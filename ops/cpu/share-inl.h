@@ -169,21 +169,6 @@ void RunShareOf(const DecodeArgs& args, const Plan& plan, void* workspace, int64
   plan.cut.ForEachPiece(share, [&](const Piece& piece) HWY_ATTR { runner.Run(piece); });
 }
 
-void RunShare(const DecodeArgs& args, const Plan& plan, void* workspace, int64_t share) {
-  switch (args.problem.cache_type) {
-    case ElementType::kFloat32:
-      return RunShareOf<ElementType::kFloat32>(args, plan, workspace, share);
-    case ElementType::kFloat16:
-      return RunShareOf<ElementType::kFloat16>(args, plan, workspace, share);
-    case ElementType::kBFloat16:
-      return RunShareOf<ElementType::kBFloat16>(args, plan, workspace, share);
-    case ElementType::kInt8:
-      return RunShareOf<ElementType::kInt8>(args, plan, workspace, share);
-    case ElementType::kInt4:
-      return RunShareOf<ElementType::kInt4>(args, plan, workspace, share);
-  }
-}
-
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
 }  // namespace lean_attention::cpu

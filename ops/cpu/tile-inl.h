@@ -59,6 +59,9 @@ HWY_INLINE void ReduceTile(const Rows& rows, const Tile& tile, const TileScratch
     float* block = scratch.running + r / kBlockRows * 3 * kMaxLanes;
     return {block, block + kMaxLanes, block + 2 * kMaxLanes};
   };
+  const auto part = [&](int r) -> FetchPart {
+    return {r / kBlockRows, (rows.count + kBlockRows - 1) / kBlockRows};
+  };
   std::fill_n(state.o, rows.count * rows.stride, 0.0f);
   for (int r = 0; r < rows.count; r += kBlockRows) {
     std::fill_n(running(r).m, kLanes, -INFINITY);
@@ -73,11 +76,8 @@ HWY_INLINE void ReduceTile(const Rows& rows, const Tile& tile, const TileScratch
     ForRowBlocks(rows.count, [&](auto block, int r) HWY_ATTR {
       constexpr int kRows = decltype(block)::value;
       const float* q = rows.q + r * rows.stride;
-      const auto score = [&](auto fetch) HWY_ATTR {
-        ScoreRows<kType, kRows, decltype(fetch)::value>(q, rows.stride, k, v, tile.row_bytes,
-                                                        rows.head_size, keys, scores(r));
-      };
-      r == 0 ? score(std::true_type()) : score(std::false_type());
+      ScoreRows<kType, kRows>(q, rows.stride, k, v, tile.row_bytes, rows.head_size, keys, part(r),
+                              scores(r));
     });
     const bool more = begin + keys + block_keys <= tile.length;
     ForRowBlocks(rows.count, [&](auto block, int r) HWY_ATTR {
@@ -91,8 +91,9 @@ HWY_INLINE void ReduceTile(const Rows& rows, const Tile& tile, const TileScratch
                                  keys,
                                  state.o + r * rows.stride,
                                  rows.stride,
-                                 k + keys * tile.row_bytes};
-      r == 0 && more ? SumRows<kType, kRows, true>(values) : SumRows<kType, kRows, false>(values);
+                                 k + keys * tile.row_bytes,
+                                 part(r)};
+      more ? SumRows<kType, kRows, true>(values) : SumRows<kType, kRows, false>(values);
     });
   }
   ForRowBlocks(rows.count, [&](auto block, int r) {

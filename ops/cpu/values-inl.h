@@ -25,10 +25,12 @@ struct ValueBlock {
   float* o;  // [kRows, stride]
   int64_t stride;
   const uint8_t* next_k;  // rows to fetch, as many and as long
+  FetchPart part;         // of them
 };
 
 // o[r] = o[r] * decay[r] + sum_j weights[j][r] v[j] for kColumns vectors of columns from column h
-// on; `load` reads one. With kFetch each key brings in as many bytes of next_k as it reads.
+// on; `load` reads one. With kFetch each key brings in as many bytes of next_k as it reads, or its
+// part of them.
 template <ElementType kType, int kRows, int kColumns, bool kFetch, typename LoadValue>
 HWY_INLINE void SumColumns(const ValueBlock& b, int64_t h, LoadValue load) {
   constexpr int kPadded = PaddedRows(kRows);
@@ -44,12 +46,14 @@ HWY_INLINE void SumColumns(const ValueBlock& b, int64_t h, LoadValue load) {
   }
   const float* HWY_RESTRICT weights = b.weights;
   const uint8_t* HWY_RESTRICT v = b.v;
-  const uint8_t* fetch = b.next_k + BytesOf(kType, h) * b.keys;
+  const uint8_t* fetch =
+      b.next_k + (b.part.index * b.row_bytes + BytesOf(kType, h)) * b.keys / b.part.count;
   // One key at a time: unrolled, the sums no longer fit the registers.
   for (int j = 0; j < b.keys; ++j) {
     if constexpr (kFetch) {
-      Fetch(fetch, kBytes);
-      fetch += kBytes;
+      Fetch<kType>(fetch,
+                   b.part.count == 1 ? kBytes : kBytes / 2);  // constants, for the loop's sake
+      fetch += kBytes / b.part.count;
     }
     if constexpr (kColumns < kRows) {
       FloatVec value[kColumns];
@@ -77,8 +81,7 @@ HWY_INLINE void SumColumns(const ValueBlock& b, int64_t h, LoadValue load) {
 // All columns.
 template <ElementType kType, int kRows, bool kFetch>
 HWY_INLINE void SumRows(const ValueBlock& b) {
-  // As many sums as hide the latency of a multiply-add and leave room for the operands.
-  constexpr int kColumns = kRows == 1 ? 8 : (kRows == 4 ? 3 : 4);
+  constexpr int kColumns = RegisterTile<kType, kRows>::kColumns;
   const auto whole = [](const uint8_t* row, int64_t i)
                          HWY_ATTR { return Format<kType>::Load(row, i); };
   int64_t h = 0;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <tuple>
 
 #include "tests/cpp/kernel_reference.h"
@@ -21,7 +22,7 @@ class KernelCache : public ::testing::TestWithParam<std::tuple<StepTypes, bool>>
 
 TEST_P(KernelCache, IsRightForRaggedBatches) {
   for (int64_t spare : {0, 1, 5}) {
-    StepSpec spec = SpecOf({1, 5, 16, 64, 65, 200});
+    StepSpec spec = SpecOf({1, 5, 16, 64, 65, 199});
     spec.spare_rows = spare;
     ExpectRunIsRight(Step(spec));
   }
@@ -81,6 +82,29 @@ TEST_P(KernelCache, HoldsKeysRotatedToTheirOwnPositions) {
   ExpectRunIsRight(Step(spec));
   spec.position_ids = true;
   ExpectRunIsRight(Step(spec));
+}
+
+// Next to the middle between two whole numbers the reciprocal of the scale decides, as in the stock
+// operator; what is not finite becomes an end of the range.
+TEST_P(KernelCache, QuantisesAsTheStockOperator) {
+  StepSpec spec = SpecOf({3});
+  if (!spec.types.IsQuantised()) GTEST_SKIP() << "not quantised";
+  spec.head_size = 256;
+  Step step(spec);
+  const auto fill = [&](Tensor& tensor, int64_t row, const auto& scale) {
+    for (int64_t h = 0; h < spec.head_size; ++h) {
+      const double number = static_cast<double>(h % 15) - 7.5;
+      tensor.Set(row + h, number * scale(h));
+    }
+    tensor.Set(row + 5, NAN);
+    tensor.Set(row + 6, INFINITY);
+    tensor.Set(row + 7, -INFINITY);
+  };
+  for (int64_t k = 0; k < spec.kv_num_heads; ++k) {
+    fill(step.key(), step.KeyRow(0, 0, k), [&](int64_t h) { return step.KeyScale(k, h); });
+    fill(step.value(), step.ValueRow(0, 0, k), [&](int64_t h) { return step.ValueScale(k, h); });
+  }
+  ExpectRunIsRight(step);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, KernelCache,

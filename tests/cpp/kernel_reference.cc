@@ -74,10 +74,11 @@ bool AllBytesAre(std::byte byte, const Tensor& tensor, int64_t begin, int64_t en
                      [byte](std::byte other) { return other == byte; });
 }
 
-// The whole number that x becomes in a quantised cache, by the reciprocal of the scale in float32.
+// The whole number that x becomes in a quantised cache, by the reciprocal of the scale in float32;
+// the largest for a NaN.
 double Quantised(double x, float scale, int most) {
   const float number = std::nearbyint(static_cast<float>(x) * (1 / scale));
-  return std::clamp<double>(number, -most - 1, most);
+  return std::isnan(number) ? most : std::clamp<double>(number, -most - 1, most);
 }
 
 // The rows that this step appends for one KV head.
@@ -166,11 +167,11 @@ Row ScoresOf(const Step& step, int64_t b, int64_t s, int64_t n, const KeyRange& 
   return scores;
 }
 
-void ExpectOutputIsRight(const Step& step, double tolerance) {
+void ExpectOutputIsRight(const Step& step) {
   const StepSpec& spec = step.spec();
   const int64_t size = spec.head_size;
   const ElementFormat& format = step.output.format();
-  Differences outputs(tolerance + format.tiny, format.epsilon);
+  Differences outputs(2e-6 + format.tiny, format.epsilon);
   for (int64_t row = 0; row < step.batch_size() * spec.kv_num_heads; ++row) {
     const int64_t b = row / spec.kv_num_heads;
     const int64_t k = row % spec.kv_num_heads;
@@ -198,13 +199,11 @@ void ExpectOutputIsRight(const Step& step, double tolerance) {
 
 }  // namespace
 
-void ExpectRight(const Step& step, const Step& before, double tolerance) {
+void ExpectRight(const Step& step, const Step& before) {
   ExpectCacheIsRight(step, before);
-  ExpectOutputIsRight(step, tolerance);
+  ExpectOutputIsRight(step);
 }
 
-void ExpectRunIsRight(const Step& step, double tolerance) {
-  ExpectRight(After(step), step, tolerance);
-}
+void ExpectRunIsRight(const Step& step) { ExpectRight(After(step), step); }
 
 }  // namespace lean_attention::testing

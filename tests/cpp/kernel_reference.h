@@ -9,12 +9,12 @@ namespace lean_attention::testing {
 
 // Checks what the kernel left behind. The cache: earlier rows bit by bit, this step's rows (rotated
 // keys to within rounding), untouched rows of a shared cache and zeros in a copied one after them.
-// The output: against attention over that cache, to within `tolerance` plus the rounding of its
-// type. `before` is the step before it was run.
-void ExpectRight(const Step& step, const Step& before, double tolerance = 1e-5);
+// The output: against attention over that cache, to within 2e-6 and the rounding of its type.
+// `before` is the step before it was run.
+void ExpectRight(const Step& step, const Step& before);
 
 // Runs the step in one share and checks it.
-void ExpectRunIsRight(const Step& step, double tolerance = 1e-5);
+void ExpectRunIsRight(const Step& step);
 
 }  // namespace lean_attention::testing
 

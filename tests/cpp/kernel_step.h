@@ -24,7 +24,7 @@ struct StepSpec {
   int32_t kv_num_heads = 2;
   int32_t head_size = 32;
   std::vector<int32_t> lengths = {33};  // T_b, this step's tokens included
-  int64_t spare_rows = 3;               // of the cache past the longest sequence
+  int64_t spare_rows = 0;               // of the cache past the longest sequence
   int32_t tile_tokens = 64;
 
   bool separate_past = false;
