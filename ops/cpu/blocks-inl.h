@@ -21,20 +21,23 @@ namespace HWY_NAMESPACE {
 
 inline constexpr int64_t kCacheLine = 64;
 
-// Whether what is fetched goes to the L2 cache, kFetchAhead bytes ahead of its place in the stream,
-// instead of to the L1 cache. A core of Zen 4 keeps 24 misses of its L1 cache in flight, worth
-// 14 GB/s, and more of its L2 cache; Zen 3, which has no AVX-512, did better with the L1 cache, and
-// so does what arithmetic bounds (docs/performance.md).
+// Whether what is fetched goes to the L2 cache instead of to the L1 cache. A core of Zen 4 keeps 24
+// misses of its L1 cache in flight, worth 14 GB/s, and more of its L2 cache; Zen 3, which has no
+// AVX-512, did better with the L1 cache, and so does what arithmetic bounds (docs/performance.md).
 template <ElementType kType>
 inline constexpr bool kFetchToL2 = HWY_TARGET == HWY_AVX3 && !IsQuantised(kType);
-inline constexpr int64_t kFetchAhead = 2048;
 
-// Brings the stream of kType elements in [from, from + bytes), or ahead of it, closer.
-template <ElementType kType>
+// Bytes ahead of its place in the stream. One row reads memory in its order, which the processor
+// follows by itself: there it is only in the way.
+template <int kRows>
+inline constexpr int64_t kFetchAhead = kRows == 1 ? 0 : 2048;
+
+// Brings the part [from, from + bytes) of a stream, or what comes after it, closer.
+template <ElementType kType, int kRows>
 HWY_INLINE void Fetch(const uint8_t* from, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += kCacheLine) {
     if constexpr (kFetchToL2<kType>) {
-      __builtin_prefetch(from + i + kFetchAhead, 0, 2);
+      __builtin_prefetch(from + i + kFetchAhead<kRows>, 0, 2);
     } else {
       __builtin_prefetch(from + i, 0, 3);
     }

@@ -65,6 +65,27 @@ HWY_INLINE void ScoreTile(const float* HWY_RESTRICT q, int64_t stride,
   StoreSums(sum, scores);
 }
 
+// The same for one query, key by key: memory then is read in its order, which the processor's own
+// prefetchers follow. (Eight keys side by side reached 0.54 of a plain read on one thread of Zen 4,
+// this 0.96.) The multiply-adds of several keys overlap without being written that way; where
+// arithmetic is the limit they are better written so.
+template <ElementType kType, int kKeys>
+HWY_INLINE void ScoreKeys(const float* HWY_RESTRICT q, const uint8_t* const (&keys)[kKeys],
+                          int64_t head_size, float* HWY_RESTRICT scores) {
+  FloatVec sum[kKeys];
+  for (int j = 0; j < kKeys; ++j) {
+    sum[j] = hn::Zero(FloatTag());
+    int64_t h = 0;
+    for (; h + kLanes <= head_size; h += kLanes) {
+      sum[j] = hn::MulAdd(Load(q + h), Format<kType>::Load(keys[j], h), sum[j]);
+    }
+    if (const int rest = static_cast<int>(head_size - h); rest > 0) {
+      sum[j] = hn::MulAdd(Load(q + h), LoadFirst<kType>(keys[j], h, rest), sum[j]);
+    }
+  }
+  StoreSums(sum, scores);
+}
+
 // The scores of a whole block. Keys past its end, where a step reaches past it, repeat the last.
 // A part of the block's rows of V comes in alongside: those of a step at once, since spread over
 // its arithmetic they kept memory less busy (0.6 to 0.7 of what a plain read does instead of 0.9).
@@ -78,10 +99,14 @@ HWY_INLINE void ScoreRows(const float* q, int64_t stride, const uint8_t* k, cons
   const auto step = [&](auto count, int first) HWY_ATTR {
     constexpr int kCount = decltype(count)::value;
     const int64_t fetched = (int64_t{part.index} * keys + first) * row_bytes / part.count;
-    Fetch<kType>(v + fetched, std::min(kCount, keys - first) * row_bytes / part.count);
+    Fetch<kType, kRows>(v + fetched, std::min(kCount, keys - first) * row_bytes / part.count);
     const uint8_t* key[kCount];
     for (int i = 0; i < kCount; ++i) key[i] = k + std::min(first + i, keys - 1) * row_bytes;
-    ScoreTile<kType, kRows, kCount>(q, stride, key, head_size, scores + first * kPadded);
+    if constexpr (kRows == 1 && !IsQuantised(kType)) {
+      ScoreKeys<kType>(q, key, head_size, scores + first);
+    } else {
+      ScoreTile<kType, kRows, kCount>(q, stride, key, head_size, scores + first * kPadded);
+    }
   };
   int j = 0;
   for (; j + kKeys <= keys; j += kKeys) step(std::integral_constant<int, kKeys>(), j);

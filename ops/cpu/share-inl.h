@@ -132,8 +132,14 @@ class ShareRunner {
                        visible_begin_,
                        visible_end_};
     // Row 0 is the oldest token, so its window begins first.
-    const Tile keys = {k_,  v_,    CacheRowBytes(problem_), std::max(begin, visible_begin_[0]),
-                       end, length};
+    const int64_t row_bytes = CacheRowBytes(problem_);
+    const Tile keys = {k_,
+                       v_,
+                       row_bytes,
+                       std::max(begin, visible_begin_[0]),
+                       end,
+                       length,
+                       k_ + problem_.cache_rows * row_bytes};
     ReduceTile<kType>(rows, keys, scratch_, state);
   }
 

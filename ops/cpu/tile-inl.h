@@ -39,7 +39,8 @@ struct Tile {
   int64_t row_bytes;
   int64_t begin;  // absolute positions
   int64_t end;
-  int64_t length;  // valid rows of the sequence; nothing at or past it is read
+  int64_t length;         // valid rows of the sequence; nothing at or past it is read
+  const uint8_t* next_k;  // where K goes on after the sequence, to fetch
 };
 
 // Scratch of a share: scores [rows rounded up to kBlockRows, kMaxBlockKeys], and the running
@@ -79,21 +80,14 @@ HWY_INLINE void ReduceTile(const Rows& rows, const Tile& tile, const TileScratch
       ScoreRows<kType, kRows>(q, rows.stride, k, v, tile.row_bytes, rows.head_size, keys, part(r),
                               scores(r));
     });
-    const bool more = begin + keys + block_keys <= tile.length;
+    const uint8_t* next_k = begin + keys < tile.length ? k + keys * tile.row_bytes : tile.next_k;
     ForRowBlocks(rows.count, [&](auto block, int r) HWY_ATTR {
       constexpr int kRows = decltype(block)::value;
       SoftmaxBlock<kRows>(rows, r, begin, keys, scores(r), running(r));
-      const ValueBlock values = {scores(r),
-                                 running(r).decay,
-                                 v,
-                                 tile.row_bytes,
-                                 rows.head_size,
-                                 keys,
-                                 state.o + r * rows.stride,
-                                 rows.stride,
-                                 k + keys * tile.row_bytes,
-                                 part(r)};
-      more ? SumRows<kType, kRows, true>(values) : SumRows<kType, kRows, false>(values);
+      const ValueBlock values = {
+          scores(r), running(r).decay,          v,           tile.row_bytes, rows.head_size,
+          keys,      state.o + r * rows.stride, rows.stride, next_k,         part(r)};
+      SumRows<kType, kRows>(values);
     });
   }
   ForRowBlocks(rows.count, [&](auto block, int r) {

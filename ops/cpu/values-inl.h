@@ -29,9 +29,9 @@ struct ValueBlock {
 };
 
 // o[r] = o[r] * decay[r] + sum_j weights[j][r] v[j] for kColumns vectors of columns from column h
-// on; `load` reads one. With kFetch each key brings in as many bytes of next_k as it reads, or its
-// part of them.
-template <ElementType kType, int kRows, int kColumns, bool kFetch, typename LoadValue>
+// on; `load` reads one. Each key brings in as many bytes of next_k as it reads, or its part of
+// them.
+template <ElementType kType, int kRows, int kColumns, typename LoadValue>
 HWY_INLINE void SumColumns(const ValueBlock& b, int64_t h, LoadValue load) {
   constexpr int kPadded = PaddedRows(kRows);
   constexpr int64_t kBytes = BytesOf(kType, kColumns * kLanes);
@@ -50,11 +50,9 @@ HWY_INLINE void SumColumns(const ValueBlock& b, int64_t h, LoadValue load) {
       b.next_k + (b.part.index * b.row_bytes + BytesOf(kType, h)) * b.keys / b.part.count;
   // One key at a time: unrolled, the sums no longer fit the registers.
   for (int j = 0; j < b.keys; ++j) {
-    if constexpr (kFetch) {
-      Fetch<kType>(fetch,
-                   b.part.count == 1 ? kBytes : kBytes / 2);  // constants, for the loop's sake
-      fetch += kBytes / b.part.count;
-    }
+    // Constant sizes keep the loop short.
+    Fetch<kType, kRows>(fetch, b.part.count == 1 ? kBytes : kBytes / 2);
+    fetch += kBytes / b.part.count;
     if constexpr (kColumns < kRows) {
       FloatVec value[kColumns];
       for (int c = 0; c < kColumns; ++c) value[c] = load(v, h + c * kLanes);
@@ -79,25 +77,29 @@ HWY_INLINE void SumColumns(const ValueBlock& b, int64_t h, LoadValue load) {
 }
 
 // All columns.
-template <ElementType kType, int kRows, bool kFetch>
+template <ElementType kType, int kRows>
 HWY_INLINE void SumRows(const ValueBlock& b) {
   constexpr int kColumns = RegisterTile<kType, kRows>::kColumns;
   const auto whole = [](const uint8_t* row, int64_t i)
                          HWY_ATTR { return Format<kType>::Load(row, i); };
   int64_t h = 0;
   const auto left = [&] { return (b.head_size - h) / kLanes; };
+  if (kRows == 1 && left() == 12) {  // a head size of 96 in one go
+    SumColumns<kType, kRows, 12>(b, h, whole);
+    h += 12 * kLanes;
+  }
   // Four vectors that are left are better two and two than three and one.
   while (left() >= kColumns && (kColumns != 3 || left() != 4)) {
-    SumColumns<kType, kRows, kColumns, kFetch>(b, h, whole);
+    SumColumns<kType, kRows, kColumns>(b, h, whole);
     h += kColumns * kLanes;
   }
-  for (; left() >= 2; h += 2 * kLanes) SumColumns<kType, kRows, 2, kFetch>(b, h, whole);
+  for (; left() >= 2; h += 2 * kLanes) SumColumns<kType, kRows, 2>(b, h, whole);
   if (left() == 1) {
-    SumColumns<kType, kRows, 1, kFetch>(b, h, whole);
+    SumColumns<kType, kRows, 1>(b, h, whole);
     h += kLanes;
   }
   if (const int rest = static_cast<int>(b.head_size - h); rest > 0) {
-    SumColumns<kType, kRows, 1, false>(b, h, [&](const uint8_t* row, int64_t i) HWY_ATTR {
+    SumColumns<kType, kRows, 1>(b, h, [&](const uint8_t* row, int64_t i) HWY_ATTR {
       return LoadFirst<kType>(row, i, rest);
     });
   }
