@@ -38,9 +38,9 @@ void CheckPlacement(Thread& thread, Kind kind, const char* memory, int64_t memor
                     int64_t offset, Shape shape) {
   Grid& grid = *thread.block->grid;
   if (offset < 0 || offset > memory_size - shape.size) {
-    grid.Fail(thread, FaultKind::kOutOfBounds,
-              Describe(kind, shape.size, memory, offset) + ", which has " +
-                  std::to_string(memory_size));
+    grid.Fail(
+        thread, FaultKind::kOutOfBounds,
+        Describe(kind, shape.size, memory, offset) + ", which has " + std::to_string(memory_size));
   }
   if (offset % shape.alignment != 0) {
     grid.Fail(thread, FaultKind::kMisaligned,

@@ -75,8 +75,7 @@ std::remove_const_t<T> Load(GlobalPtr<T> pointer, int64_t index = 0,
                             emulator::Place place = Here()) {
   pointer += index;
   std::remove_const_t<T> value;
-  std::memcpy(&value,
-              emulator::ReadGlobal(pointer.memory(), pointer.bytes(), ShapeOf<T>(), place),
+  std::memcpy(&value, emulator::ReadGlobal(pointer.memory(), pointer.bytes(), ShapeOf<T>(), place),
               sizeof(T));
   return value;
 }
@@ -91,17 +90,17 @@ std::remove_const_t<T> Load(SharedPtr<T> pointer, int64_t index = 0,
 }
 
 template <typename T>
-void Store(GlobalPtr<T> pointer, int64_t index, const std::common_type_t<T>& value,
-           emulator::Place place = Here()) {
-  static_assert(!std::is_const_v<T>);
+std::enable_if_t<!std::is_const_v<T>> Store(GlobalPtr<T> pointer, int64_t index,
+                                            const std::common_type_t<T>& value,
+                                            emulator::Place place = Here()) {
   pointer += index;
   emulator::WriteGlobal(pointer.memory(), pointer.bytes(), ShapeOf<T>(), &value, place);
 }
 
 template <typename T>
-void Store(SharedPtr<T> pointer, int64_t index, const std::common_type_t<T>& value,
-           emulator::Place place = Here()) {
-  static_assert(!std::is_const_v<T>);
+std::enable_if_t<!std::is_const_v<T>> Store(SharedPtr<T> pointer, int64_t index,
+                                            const std::common_type_t<T>& value,
+                                            emulator::Place place = Here()) {
   pointer += index;
   emulator::WriteShared(pointer.bytes(), ShapeOf<T>(), &value, place);
 }

@@ -66,7 +66,8 @@ Grid::Grid(const GridConfig& config, std::function<void()> kernel)
   Check(config_);
   // Blocks start in no order that a kernel may count on.
   for (int i = 0; i < config_.blocks; ++i) to_come_.push_back(i);
-  for (size_t i = to_come_.size(); i > 1; --i) std::swap(to_come_[i - 1], to_come_[random_.Below(i)]);
+  for (size_t i = to_come_.size(); i > 1; --i)
+    std::swap(to_come_[i - 1], to_come_[random_.Below(i)]);
 }
 
 Grid::~Grid() = default;
@@ -230,9 +231,8 @@ const Slot* Grid::Collect(Thread& thread, void (*finish)(Warp&, Slot*)) {
     Fail(thread, FaultKind::kEarlyExit, "a collective of a warp of which a thread has ended",
          ActorOf(warp.threads[LowestLane(warp.ended)]));
   }
-  const uint64_t elsewhere = warp.waiting != 0 && warp.collective != thread.place
-                                 ? warp.waiting
-                                 : warp.at_barrier;
+  const uint64_t elsewhere =
+      warp.waiting != 0 && warp.collective != thread.place ? warp.waiting : warp.at_barrier;
   if (elsewhere != 0) {
     Fail(thread, FaultKind::kDivergence, "lanes of a warp wait at different places",
          ActorOf(warp.threads[LowestLane(elsewhere)]));

@@ -51,11 +51,11 @@ struct Thread {
   Place place;    // of its latest access or synchronisation
   std::unique_ptr<Fiber> fiber;
 
-  KnowledgePtr known;                   // what other threads did, for sure
-  KnowledgePtr acquired;                // what its atomics have seen; known after a fence
-  KnowledgePtr released;                // what its latest fence covers; its atomics pass it on
-  std::vector<AsyncCopy> copies;        // in flight, oldest first
-  int64_t committed = 0;                // groups of copies
+  KnowledgePtr known;             // what other threads did, for sure
+  KnowledgePtr acquired;          // what its atomics have seen; known after a fence
+  KnowledgePtr released;          // what its latest fence covers; its atomics pass it on
+  std::vector<AsyncCopy> copies;  // in flight, oldest first
+  int64_t committed = 0;          // groups of copies
 };
 
 // What a lane brings to a collective.
@@ -71,10 +71,10 @@ struct Warp {
   uint64_t waiting = 0;
   uint64_t at_barrier = 0;
   uint64_t ended = 0;
-  Place collective;      // where lanes wait
-  uint32_t synced = 0;   // the last SyncWarp
-  bool learnt = false;   // a lane knows more than the others
-  int round = 0;         // collectives alternate between two sets of slots, since a lane may be at
+  Place collective;     // where lanes wait
+  uint32_t synced = 0;  // the last SyncWarp
+  bool learnt = false;  // a lane knows more than the others
+  int round = 0;        // collectives alternate between two sets of slots, since a lane may be at
   Slot slots[2][kMaxWarpThreads];  // the next one before another has read the results of this one
 };
 

@@ -27,9 +27,8 @@ void DropCovered(Knowledge& extents) {
   auto kept = extents.begin();
   for (auto first = extents.begin(); first != extents.end();) {
     block = first->block;
-    const auto last = std::find_if(first, extents.end(), [&](const Extent& e) {
-      return e.block != block;
-    });
+    const auto last =
+        std::find_if(first, extents.end(), [&](const Extent& e) { return e.block != block; });
     barrier = 0;
     for (auto e = first; e != last; ++e) barrier = std::max(barrier, e->barrier);
     kept = std::remove_copy_if(first, last, kept, covered);

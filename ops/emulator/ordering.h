@@ -51,7 +51,7 @@ struct Extent {
 };
 
 // What has reached a thread from other threads. Shared, so never changed.
-using Knowledge = std::vector<Extent>;  // ordered by block, then thread
+using Knowledge = std::vector<Extent>;                  // ordered by block, then thread
 using KnowledgePtr = std::shared_ptr<const Knowledge>;  // null: nothing
 
 bool Covers(const KnowledgePtr& knowledge, const Record& record);

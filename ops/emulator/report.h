@@ -24,7 +24,8 @@ enum class FaultKind {
   kReadOnly,     // a write to a frozen buffer
   kSharedRace,   // two threads of a block, one shared address, no barrier between them
   kGlobalRace,   // two threads, one global address, neither barrier nor fence and atomic between
-  kNotWaited,    // the destination of an asynchronous copy touched before the wait, or never waited for
+  kNotWaited,    // the destination of an asynchronous copy touched before the wait, or never waited
+                 // for
   kDivergence,   // threads of a block or warp at different barriers or collectives
   kEarlyExit,    // a thread ended while others wait for it
   kBadArgument,  // a lane, mask or size that the instruction does not have

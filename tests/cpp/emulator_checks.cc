@@ -14,9 +14,7 @@ std::string SourceLine(const Place& place) {
 testing::AssertionResult Found(const Report& report, FaultKind kind, const std::string& here,
                                const std::string& other) {
   if (report.faults.size() != 1) {
-    return testing::AssertionFailure()
-           << report.faults.size() << " faults\n"
-           << report.ToString();
+    return testing::AssertionFailure() << report.faults.size() << " faults\n" << report.ToString();
   }
   const Fault& fault = report.faults.front();
   const auto is_at = [](const Place& place, const std::string& text) {

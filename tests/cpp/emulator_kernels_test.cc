@@ -69,9 +69,8 @@ Report RunRotateInWarp(uint64_t seed) {
   const std::vector<float> x = Ramp(kThreads);
   const DeviceBuffer<float> device_x(x);
   DeviceBuffer<float> y(kThreads);
-  Report report = Launch({1, kThreads, kThreads * sizeof(float), seed}, [&] {
-    gpu::toys::RotateInWarp<planted>(device_x.ConstPtr(), y.Ptr());
-  });
+  Report report = Launch({1, kThreads, kThreads * sizeof(float), seed},
+                         [&] { gpu::toys::RotateInWarp<planted>(device_x.ConstPtr(), y.Ptr()); });
   for (int i = 0; i < kThreads && report.ok(); ++i) {
     const int from = i / kWarpSize * kWarpSize + (i + 1) % kWarpSize;
     EXPECT_EQ(y[i], x[static_cast<size_t>(from)]) << "seed " << seed;
@@ -114,8 +113,8 @@ TEST(EmulatorKernels, PipelinedColumnSums) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Report report = RunPipelinedColumnSums<Planted::kNothing>(seed);
     EXPECT_TRUE(report.ok()) << report.ToString();
-    EXPECT_TRUE(Found(RunPipelinedColumnSums<Planted::kNoWait>(seed), FaultKind::kNotWaited, load,
-                      copy));
+    EXPECT_TRUE(
+        Found(RunPipelinedColumnSums<Planted::kNoWait>(seed), FaultKind::kNotWaited, load, copy));
     EXPECT_TRUE(Found(RunPipelinedColumnSums<Planted::kOneGroupTooFew>(seed), FaultKind::kNotWaited,
                       load, copy));
     // Without the barrier a thread meets a copy that has landed or one that has not.
@@ -140,10 +139,11 @@ Report RunLastArriverSum(int blocks, uint64_t seed, int launches = 1) {
   DeviceBuffer<float> sum(1);
   Report report;
   for (int i = 0; i < launches && report.ok(); ++i) {
-    report = Launch({blocks, kThreads, sizeof(int), seed + 1000 * static_cast<uint64_t>(i), 6}, [&] {
-      gpu::toys::LastArriverSum<planted>(device_x.ConstPtr(), kCount, partials.Ptr(), counter.Ptr(),
-                                         sum.Ptr());
-    });
+    report =
+        Launch({blocks, kThreads, sizeof(int), seed + 1000 * static_cast<uint64_t>(i), 6}, [&] {
+          gpu::toys::LastArriverSum<planted>(device_x.ConstPtr(), kCount, partials.Ptr(),
+                                             counter.Ptr(), sum.Ptr());
+        });
     if (!report.ok()) break;
     EXPECT_EQ(counter[0], 0u);
     EXPECT_EQ(sum[0], Sum(x, 0, kCount)) << blocks << " blocks, seed " << seed;

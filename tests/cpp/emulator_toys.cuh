@@ -1,5 +1,5 @@
-// Small kernels that use every name of ops/gpu/portable.h. Each can be built with a fault planted in
-// it: the emulator has to notice. nvcc and hipcc compile them too.
+// Small kernels that use every name of ops/gpu/portable.h. Each can be built with a fault planted
+// in it: the emulator has to notice. nvcc and hipcc compile them too.
 
 #ifndef LEAN_ATTENTION_TESTS_CPP_EMULATOR_TOYS_CUH_
 #define LEAN_ATTENTION_TESTS_CPP_EMULATOR_TOYS_CUH_
@@ -121,7 +121,8 @@ void LastArriverSum(GlobalPtr<const float> x, int count, GlobalPtr<float> partia
   if (Load(is_last) == 0) return;
 
   float total = 0;
-  for (int i = Lane(); i < GridBlocks() * BlockThreads(); i += kWarpSize) total += Load(partials, i);
+  for (int i = Lane(); i < GridBlocks() * BlockThreads(); i += kWarpSize)
+    total += Load(partials, i);
   for (int delta = kWarpSize / 2; delta > 0; delta /= 2) total += ShuffleDown(total, delta);
   if (ThreadIndex() == 0) Store(sum, 0, total);
 }
