@@ -84,6 +84,7 @@ Report Grid::Run() {
     Block& block = *warp.threads->block;
     if (block.ended == config_.threads && !to_come_.empty() && report_.ok()) Admit(block);
   }
+  if (report_.ok()) CheckThatAllEnded();
   if (!report_.ok()) Abandon();
   current = outer;
   return std::move(report_);
@@ -171,6 +172,19 @@ void Grid::End(Thread& thread) {
   warp.ended |= Bit(thread);
   ++block.ended;
   TakeReady(warp, Bit(thread));
+}
+
+// Whoever waits in vain is found when the others end or go elsewhere. Should one slip through, a
+// launch must not pass for sound.
+void Grid::CheckThatAllEnded() {
+  for (const std::unique_ptr<Block>& block : resident_) {
+    for (const Thread& thread : block->threads) {
+      if (!thread.fiber->active()) continue;
+      report_.faults.push_back(
+          {FaultKind::kDivergence, "a thread waits for ever", ActorOf(thread), std::nullopt});
+      return;
+    }
+  }
 }
 
 void Grid::Abandon() {

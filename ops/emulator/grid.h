@@ -148,7 +148,7 @@ class Grid {
   void Wait(Thread& thread);
   void MakeReady(Warp& warp, uint64_t lanes);
   void TakeReady(Warp& warp, uint64_t lanes);
-  void CheckCollective(Thread& thread, const Place& waiting_place, uint64_t waiting);
+  void CheckThatAllEnded();
   void Abandon();
 
   const GridConfig config_;

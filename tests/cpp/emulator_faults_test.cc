@@ -128,31 +128,48 @@ TEST(EmulatorFaults, BytesOfOneWord) {
   }
 }
 
-// All threads read what one then writes: any of the reads may be the one without a barrier.
+// A write is held against every reader, not only the last one. Shuffles and atomics without fences
+// settle who comes first, and order nothing.
 TEST(EmulatorFaults, EveryReaderCounts) {
-  for (int straggler = 0; straggler < 3; ++straggler) {
-    for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-      const auto run = [=](bool late) {
-        return Launch({1, 3 * kWarpSize, 4, seed}, [=] {
-          const int warp = gpu::Warp();
-          if (warp != straggler) gpu::Load(SharedFloats());
-          if (!late && warp == straggler) gpu::Load(SharedFloats());
-          gpu::SyncThreads();
-          if (late && warp == straggler) gpu::Load(SharedFloats());
-          gpu::SyncWarp();
-          if (gpu::ThreadIndex() == (straggler + 1) % 3 * kWarpSize) {
-            gpu::Store(SharedFloats(), 0, 1.0f);
-          }
-        });
-      };
-      EXPECT_TRUE(run(false).ok());
-      const Report report = run(true);
-      EXPECT_TRUE(
-          Found(report, FaultKind::kSharedRace, "gpu::Store(", "if (late && warp == straggler)") ||
-          Found(report, FaultKind::kSharedRace, "if (late && warp == straggler)", "gpu::Store("))
-          << report.ToString();
-    }
+  const Report lane = Launch({1, kWarpSize, 4}, [] {
+    if (gpu::Lane() == 1) gpu::Load(SharedFloats());  // another lane
+    gpu::ShuffleFrom(0, 0);
+    if (gpu::Lane() == 0) gpu::Load(SharedFloats());
+    if (gpu::Lane() == 0) gpu::Store(SharedFloats(), 0, 1.0f);
+  });
+  EXPECT_TRUE(Found(lane, FaultKind::kSharedRace, "gpu::Store(", "// another lane"));
+
+  // Of the other warp's two readers one is the writer, and its own warp has read in between.
+  for (const int writer : {0, kWarpSize}) {
+    DeviceBuffer<unsigned> flag(std::vector<unsigned>{0});
+    const Report warp = Launch({1, 2 * kWarpSize, 4}, [&, writer] {
+      if (gpu::Warp() == 1) {
+        if (gpu::Lane() < 2) gpu::Load(SharedFloats());  // warp 1
+        gpu::SyncWarp();
+        if (gpu::Lane() == 0) gpu::AtomicAdd(flag.Ptr(), 1u);
+      } else {
+        while (gpu::AtomicAdd(flag.Ptr(), 0u) == 0) {
+        }
+        gpu::SyncWarp();
+        if (gpu::Lane() < 2) gpu::Load(SharedFloats());  // warp 0
+        gpu::SyncWarp();
+        if (gpu::Lane() == 0) gpu::AtomicAdd(flag.Ptr(), 1u);
+      }
+      while (gpu::AtomicAdd(flag.Ptr(), 0u) != 2) {
+      }
+      if (gpu::ThreadIndex() == writer) gpu::Store(SharedFloats(), 0, 1.0f);
+    });
+    EXPECT_TRUE(Found(warp, FaultKind::kSharedRace, "gpu::Store(",
+                      writer == 0 ? "// warp 1" : "// warp 0"));
   }
+
+  // A barrier is enough for all of them.
+  const Report sound = Launch({1, 2 * kWarpSize, 4}, [] {
+    gpu::Load(SharedFloats());
+    gpu::SyncThreads();
+    if (gpu::ThreadIndex() == 0) gpu::Store(SharedFloats(), 0, 1.0f);
+  });
+  EXPECT_TRUE(sound.ok()) << sound.ToString();
 }
 
 // Shuffles bring lanes together, but order nothing.
@@ -213,10 +230,8 @@ TEST(EmulatorFaults, DivergentShuffle) {
 TEST(EmulatorFaults, EarlyExit) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Report barrier = Launch({2, 2 * kWarpSize, 4, seed}, [] {
-      if (gpu::ThreadIndex() == 5) {
-        gpu::Load(SharedFloats());  // its last
-        return;
-      }
+      gpu::Load(SharedFloats());  // its last
+      if (gpu::Lane() % 2 == 0) return;
       gpu::SyncThreads();
     });
     EXPECT_TRUE(Found(barrier, FaultKind::kEarlyExit, "SyncThreads", "its last") ||
@@ -224,7 +239,8 @@ TEST(EmulatorFaults, EarlyExit) {
         << barrier.ToString();
     const Report shuffle = Launch({2, 2 * kWarpSize, 4, seed}, [] {
       gpu::Load(SharedFloats());  // its last
-      if (gpu::Lane() != 7) gpu::Any(true);
+      if (gpu::Lane() % 2 == 0) return;
+      gpu::Any(true);
     });
     EXPECT_TRUE(Found(shuffle, FaultKind::kEarlyExit, "Any", "its last") ||
                 Found(shuffle, FaultKind::kEarlyExit, "its last", "Any"))

@@ -152,6 +152,32 @@ TEST(EmulatorOrdering, FencesAreCumulative) {
   }
 }
 
+// To hear from a block again, but of an earlier time, takes nothing away.
+TEST(EmulatorOrdering, OldNews) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    DeviceBuffer<float> data(1);
+    DeviceBuffer<unsigned> flags(std::vector<unsigned>{0, 0});
+    const Report report = Launch({2, kWarpSize, 0, seed, 2}, [&] {
+      if (gpu::Lane() != 0) return;
+      if (gpu::BlockIndex() == 0) {
+        gpu::ThreadFence();
+        gpu::AtomicAdd(flags.Ptr(), 1u);
+        gpu::Store(data.Ptr(), 0, 1.0f);
+        gpu::ThreadFence();
+        gpu::AtomicAdd(flags.Ptr() + 1, 1u);
+      } else {
+        WaitFor(flags.Ptr() + 1);
+        WaitFor(flags.Ptr());
+        gpu::ThreadFence();
+        WaitFor(flags.Ptr());
+        gpu::ThreadFence();
+        gpu::Load(data.Ptr());
+      }
+    });
+    EXPECT_TRUE(report.ok()) << report.ToString();
+  }
+}
+
 // An atomic elsewhere says nothing.
 TEST(EmulatorOrdering, AnotherFlag) {
   DeviceBuffer<float> data(1);
