@@ -187,23 +187,61 @@ TEST(EmulatorFaults, ShufflesAreNoBarriers) {
                     "gpu::Store(SharedFloats()"));
 }
 
-TEST(EmulatorFaults, DivergentBarrier) {
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    const Report report = Launch({2, 2 * kWarpSize, 0, seed}, [] {
-      if (gpu::ThreadIndex() < kWarpSize) {
-        gpu::SyncThreads();  // one half
-      } else {
-        gpu::SyncThreads();  // other half
+// One warp: lane 0 does one thing, and only then the others another.
+template <typename First, typename Second>
+Report InOrder(First first, Second second) {
+  DeviceBuffer<unsigned> flag(std::vector<unsigned>{0});
+  return Launch({1, kWarpSize}, [&] {
+    if (gpu::Lane() == 0) {
+      gpu::AtomicAdd(flag.Ptr(), 1u);  // the flag
+      first();
+    } else {
+      while (gpu::AtomicAdd(flag.Ptr(), 0u) == 0) {  // the wait
       }
-    });
-    EXPECT_TRUE(Found(report, FaultKind::kDivergence, "one half", "other half") ||
-                Found(report, FaultKind::kDivergence, "other half", "one half"))
-        << report.ToString();
-  }
+      second();
+    }
+  });
 }
 
-TEST(EmulatorFaults, DivergentShuffle) {
+TEST(EmulatorFaults, Divergence) {
+  const auto barrier = [] { gpu::SyncThreads(); };        // barrier
+  const auto other_barrier = [] { gpu::SyncThreads(); };  // other
+  const auto vote = [] { gpu::Any(true); };
+  const auto other_vote = [] { gpu::Any(true); };  // other
+  EXPECT_TRUE(Found(InOrder(barrier, other_barrier), FaultKind::kDivergence, "other", "barrier ="));
+  EXPECT_TRUE(Found(InOrder(vote, other_vote), FaultKind::kDivergence, "other", "vote ="));
+  EXPECT_TRUE(Found(InOrder(barrier, vote), FaultKind::kDivergence, "vote =", "barrier ="));
+  EXPECT_TRUE(Found(InOrder(vote, barrier), FaultKind::kDivergence, "barrier =", "vote ="));
+  EXPECT_TRUE(InOrder(barrier, barrier).ok());
+  EXPECT_TRUE(InOrder(vote, vote).ok());
+}
+
+TEST(EmulatorFaults, EarlyExit) {
+  const auto barrier = [] { gpu::SyncThreads(); };
+  const auto vote = [] { gpu::Any(true); };
+  const auto end = [] {};
+  const std::string flag = "// the flag";  // the last that lane 0 does
+  const std::string wait = "// the wait";  // the last that the others do
+  EXPECT_TRUE(Found(InOrder(end, barrier), FaultKind::kEarlyExit, "barrier =", flag));
+  EXPECT_TRUE(Found(InOrder(barrier, end), FaultKind::kEarlyExit, wait, "barrier ="));
+  EXPECT_TRUE(Found(InOrder(end, vote), FaultKind::kEarlyExit, "vote =", flag));
+  EXPECT_TRUE(Found(InOrder(vote, end), FaultKind::kEarlyExit, wait, "vote ="));
+  EXPECT_TRUE(InOrder(end, end).ok());
+}
+
+// Whatever the order: in some of several blocks.
+TEST(EmulatorFaults, DivergenceInAnyOrder) {
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Report barriers = Launch({2, 2 * kWarpSize, 0, seed}, [] {
+      if (gpu::Warp() == 0) {
+        gpu::SyncThreads();  // warp 0
+      } else {
+        gpu::SyncThreads();  // warp 1
+      }
+    });
+    EXPECT_TRUE(Found(barriers, FaultKind::kDivergence, "warp 0", "warp 1") ||
+                Found(barriers, FaultKind::kDivergence, "warp 1", "warp 0"))
+        << barriers.ToString();
     const Report shuffles = Launch({2, 2 * kWarpSize, 0, seed}, [] {
       if (gpu::Lane() % 2 == 0) {
         gpu::ShuffleXor(1, 2);  // even
@@ -214,46 +252,18 @@ TEST(EmulatorFaults, DivergentShuffle) {
     EXPECT_TRUE(Found(shuffles, FaultKind::kDivergence, "even", "odd") ||
                 Found(shuffles, FaultKind::kDivergence, "odd", "even"))
         << shuffles.ToString();
-    const Report barrier = Launch({2, 2 * kWarpSize, 0, seed}, [] {
-      if (gpu::Lane() == 3) {
-        gpu::SyncThreads();
-      } else {
-        gpu::Ballot(true);
-      }
-    });
-    EXPECT_TRUE(Found(barrier, FaultKind::kDivergence, "SyncThreads", "Ballot") ||
-                Found(barrier, FaultKind::kDivergence, "Ballot", "SyncThreads"))
-        << barrier.ToString();
   }
 }
 
-TEST(EmulatorFaults, EarlyExit) {
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
-    const Report barrier = Launch({2, 2 * kWarpSize, 4, seed}, [] {
-      gpu::Load(SharedFloats());  // its last
-      if (gpu::Lane() % 2 == 0) return;
-      gpu::SyncThreads();
-    });
-    EXPECT_TRUE(Found(barrier, FaultKind::kEarlyExit, "SyncThreads", "its last") ||
-                Found(barrier, FaultKind::kEarlyExit, "its last", "SyncThreads"))
-        << barrier.ToString();
-    const Report shuffle = Launch({2, 2 * kWarpSize, 4, seed}, [] {
-      gpu::Load(SharedFloats());  // its last
-      if (gpu::Lane() % 2 == 0) return;
-      gpu::Any(true);
-    });
-    EXPECT_TRUE(Found(shuffle, FaultKind::kEarlyExit, "Any", "its last") ||
-                Found(shuffle, FaultKind::kEarlyExit, "its last", "Any"))
-        << shuffle.ToString();
-  }
-  // A whole block may end early, and a whole warp where no barrier follows.
-  const Report whole = Launch({4, 2 * kWarpSize}, [] {
+// A whole block may end early, and a whole warp where no barrier follows.
+TEST(EmulatorFaults, SoundExits) {
+  const Report report = Launch({4, 2 * kWarpSize}, [] {
     if (gpu::BlockIndex() % 2 == 0) return;
     gpu::SyncThreads();
     if (gpu::Warp() == 0) return;
     gpu::SyncWarp();
   });
-  EXPECT_TRUE(whole.ok()) << whole.ToString();
+  EXPECT_TRUE(report.ok()) << report.ToString();
 }
 
 // Lane i copies the i-th sixteen bytes.
