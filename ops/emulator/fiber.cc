@@ -62,58 +62,58 @@ class StackPool {
   std::vector<stack_context> free_;
 };
 
-thread_local StackPool stacks;
+thread_local StackPool stack_pool;
 
 struct StackAllocator {
   const void** bottom;
   size_t* size;
 
   stack_context allocate() {
-    const stack_context stack = stacks.Take();
+    const stack_context stack = stack_pool.Take();
     *bottom = static_cast<std::byte*>(stack.sp) - stack.size;
     *size = stack.size;
     return stack;
   }
-  void deallocate(const stack_context& stack) { stacks.Give(stack); }
+  void deallocate(const stack_context& stack) { stack_pool.Give(stack); }
 };
 
 }  // namespace
 
 void Fiber::Start(Body body, void* argument) {
-  inside_ = fiber(std::allocator_arg, StackAllocator{&inside_bottom_, &inside_size_},
+  inside_ = fiber(std::allocator_arg, StackAllocator{&stacks_.inside_bottom, &stacks_.inside_size},
                   [this, body, argument](fiber&& outside) {
                     outside_ = std::move(outside);
-                    fake_stack_inside_ = nullptr;
+                    stacks_.fake_inside = nullptr;
                     Enter();
                     body(argument);
-                    LEAN_ATTENTION_ASAN(
-                        __sanitizer_start_switch_fiber(nullptr, outside_bottom_, outside_size_));
+                    LEAN_ATTENTION_ASAN(__sanitizer_start_switch_fiber(
+                        nullptr, stacks_.outside_bottom, stacks_.outside_size));
                     return std::move(outside_);
                   });
   Resume();
 }
 
 void Fiber::Resume() {
-  LEAN_ATTENTION_ASAN(
-      __sanitizer_start_switch_fiber(&fake_stack_outside_, inside_bottom_, inside_size_));
+  LEAN_ATTENTION_ASAN(__sanitizer_start_switch_fiber(&stacks_.fake_outside, stacks_.inside_bottom,
+                                                     stacks_.inside_size));
   inside_ = std::move(inside_).resume();
   Left();
 }
 
 void Fiber::Suspend() {
-  LEAN_ATTENTION_ASAN(
-      __sanitizer_start_switch_fiber(&fake_stack_inside_, outside_bottom_, outside_size_));
+  LEAN_ATTENTION_ASAN(__sanitizer_start_switch_fiber(&stacks_.fake_inside, stacks_.outside_bottom,
+                                                     stacks_.outside_size));
   outside_ = std::move(outside_).resume();
   Enter();
 }
 
 void Fiber::Enter() {
-  LEAN_ATTENTION_ASAN(
-      __sanitizer_finish_switch_fiber(fake_stack_inside_, &outside_bottom_, &outside_size_));
+  LEAN_ATTENTION_ASAN(__sanitizer_finish_switch_fiber(stacks_.fake_inside, &stacks_.outside_bottom,
+                                                      &stacks_.outside_size));
 }
 
 void Fiber::Left() {
-  LEAN_ATTENTION_ASAN(__sanitizer_finish_switch_fiber(fake_stack_outside_, nullptr, nullptr));
+  LEAN_ATTENTION_ASAN(__sanitizer_finish_switch_fiber(stacks_.fake_outside, nullptr, nullptr));
 }
 
 }  // namespace lean_attention::emulator

@@ -25,13 +25,17 @@ class Fiber {
 
   boost::context::fiber inside_;   // while suspended
   boost::context::fiber outside_;  // while running
+
   // What AddressSanitizer has to know about the stacks.
-  void* fake_stack_inside_ = nullptr;
-  void* fake_stack_outside_ = nullptr;
-  const void* inside_bottom_ = nullptr;
-  size_t inside_size_ = 0;
-  const void* outside_bottom_ = nullptr;
-  size_t outside_size_ = 0;
+  struct Stacks {
+    void* fake_inside = nullptr;
+    void* fake_outside = nullptr;
+    const void* inside_bottom = nullptr;
+    size_t inside_size = 0;
+    const void* outside_bottom = nullptr;
+    size_t outside_size = 0;
+  };
+  Stacks stacks_;
 };
 
 }  // namespace lean_attention::emulator

@@ -23,15 +23,13 @@ const Record* Read(Cell& cell, const Record& access, const View& view) {
     if (last.time == access.time) cell.read.bytes |= last.bytes;
     return nullptr;
   }
-  const auto of_warp = [&](const Record& r) {
-    return r.block == access.block && static_cast<int32_t>(r.thread) / view.present.warp_threads ==
-                                          view.present.thread / view.present.warp_threads;
-  };
-  if (of_warp(last)) {
+  const int warp_threads = view.present.warp_threads;
+  const int warp = static_cast<int>(last.thread) / warp_threads;
+  if (last.block == access.block && warp == view.present.thread / warp_threads) {
     cell.warp_read = last;
   } else {
-    const bool of_other_lane = of_warp(cell.other_read) && !SameThread(cell.other_read, access);
-    cell.warp_read = of_other_lane ? cell.other_read : Record{};
+    // An earlier read of this warp cannot race where `last`, which came after it, does not.
+    cell.warp_read = {};
     cell.other_read = last;
   }
   return nullptr;
