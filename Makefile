@@ -46,13 +46,13 @@ lint: $(VENV)/.package $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	git ls-files 'ops/*.h' 'ops/*.cc' 'tests/*.cc' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files 'ops/*.h' 'ops/*.cc' 'ops/*.cuh' 'ops/*.cu' 'tests/*.h' 'tests/*.cc' 'tests/*.cuh' 'tests/*.cu' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tools/check_walls.py
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
-	git ls-files 'ops/*.h' 'ops/*.cc' 'tests/*.cc' | xargs $(BIN)/clang-format -i
+	git ls-files 'ops/*.h' 'ops/*.cc' 'ops/*.cuh' 'ops/*.cu' 'tests/*.h' 'tests/*.cc' 'tests/*.cuh' 'tests/*.cu' | xargs $(BIN)/clang-format -i
 
 setup: $(VENV)/.package
 
@@ -113,8 +113,9 @@ build/$(1)/.built: $(SOURCES) $(wildcard tests/cpp/*) $(VENV)/.requirements
 	touch $$@
 endef
 ONLY_TESTS := --target lean_attention_tests lean_attention_kernel_tests
+EMULATOR_TESTS := lean_attention_emulator_tests_32 lean_attention_emulator_tests_64
 SANITIZED := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-g1 -DLEAN_ATTENTION_SANITIZE
 ADDRESS := $(SANITIZED)=address,undefined
 $(eval $(call cpp_tests,test))
-$(eval $(call cpp_tests,asan,$(ADDRESS),$(ONLY_TESTS)))
+$(eval $(call cpp_tests,asan,$(ADDRESS),$(ONLY_TESTS) $(EMULATOR_TESTS)))
 $(eval $(call cpp_tests,tsan,$(SANITIZED)=thread,$(ONLY_TESTS)))

@@ -9,6 +9,7 @@ command -v make >/dev/null || missing+=(make)
 [ -e /usr/include/hwy/highway.h ] || [ -e /usr/local/include/hwy/highway.h ] || missing+=(libhwy-dev)
 if [ "${1:-}" = tests ]; then
   [ -e /usr/include/gtest/gtest.h ] || [ -e /usr/local/include/gtest/gtest.h ] || missing+=(libgtest-dev)
+  [ -e /usr/include/boost/context/fiber.hpp ] || [ -e /usr/local/include/boost/context/fiber.hpp ] || missing+=(libboost-context-dev)
 fi
 [ ${#missing[@]} -eq 0 ] && exit 0
 
