@@ -89,8 +89,14 @@ LEAN_HOST_DEVICE inline int32_t RowsPerKvHead(const Problem& p) {
   return p.sequence_length * GroupSize(p);
 }
 
+// A length as it may be used: within the cache whatever the caller said, where nobody could check.
+LEAN_HOST_DEVICE inline int64_t BoundedLength(const Problem& p, int64_t length) {
+  const int64_t least = p.sequence_length;
+  return length < least ? least : (length > p.cache_rows ? p.cache_rows : length);
+}
+
 LEAN_HOST_DEVICE inline int64_t TotalLength(const Problem& p, int32_t sequence) {
-  return int64_t{p.seqlens_k[sequence]} + 1;
+  return BoundedLength(p, int64_t{p.seqlens_k[sequence]} + 1);
 }
 
 // Rows of the cache that were there before this step; where the first new row goes.
@@ -114,11 +120,15 @@ struct KeyRange {
   int64_t end;
 };
 
-// The keys that query token `token` of a sequence sees.
-LEAN_HOST_DEVICE inline KeyRange VisibleKeys(const Problem& p, int32_t sequence, int32_t token) {
-  const int64_t end = PastLength(p, sequence) + token + 1;
+// The keys that query token `token` of a sequence of T_b = `length` sees.
+LEAN_HOST_DEVICE inline KeyRange VisibleKeysOf(const Problem& p, int64_t length, int32_t token) {
+  const int64_t end = length - p.sequence_length + token + 1;
   const int64_t begin = p.local_window_size > 0 ? end - p.local_window_size : 0;
   return {begin > 0 ? begin : 0, end};
+}
+
+LEAN_HOST_DEVICE inline KeyRange VisibleKeys(const Problem& p, int32_t sequence, int32_t token) {
+  return VisibleKeysOf(p, TotalLength(p, sequence), token);
 }
 
 }  // namespace lean_attention

@@ -33,12 +33,21 @@ struct Tiling {
   int32_t count;  // >= 1
 };
 
-LEAN_HOST_DEVICE inline Tiling TilingOf(const Problem& p, int32_t sequence) {
-  const int64_t length = TotalLength(p, sequence);
+// Of a sequence of T_b = `length`.
+LEAN_HOST_DEVICE inline Tiling TilingFor(const Problem& p, int64_t length) {
   int64_t tile_tokens = p.tile_tokens;
   while (length > tile_tokens * kMaxTiles) tile_tokens *= 2;
-  const int64_t first = VisibleKeys(p, sequence, 0).begin / tile_tokens;
+  const int64_t first = VisibleKeysOf(p, length, 0).begin / tile_tokens;
   return {tile_tokens, first, static_cast<int32_t>((length - 1) / tile_tokens - first + 1)};
+}
+
+LEAN_HOST_DEVICE inline Tiling TilingOf(const Problem& p, int32_t sequence) {
+  return TilingFor(p, TotalLength(p, sequence));
+}
+
+// What a sequence and head costs, in keys.
+LEAN_HOST_DEVICE inline int64_t PairCost(const Tiling& t) {
+  return kEndCost + t.count * t.tile_tokens;
 }
 
 // A place between two tiles; `tile` counts from the first visible one and is < its pair's count,
@@ -71,23 +80,48 @@ struct Piece {
   LEAN_HOST_DEVICE bool IsSplit() const { return region >= 0; }
 };
 
-// A stream and one way to cut it.
-class Cut {
+// A place in the stream by its cost: in this sequence, after `rest` keys' worth of it.
+struct Located {
+  int32_t sequence;  // B past the end
+  int64_t rest;
+};
+
+// The sequences of a stream one after the other, as the host sees them. (Inside a GPU kernel
+// another class, with prefix sums, does the same.)
+class ProblemStream {
  public:
-  // `amount`: the number of shares (lean), of pieces per sequence and head (fixed_split), or
-  // ignored (direct); >= 1. The lengths are read here and whenever a position is asked for.
-  LEAN_HOST_DEVICE Cut(const Problem& problem, Schedule schedule, int64_t amount)
-      : problem_(problem),
-        schedule_(schedule),
-        amount_(schedule == Schedule::kDirect ? 1 : amount) {
-    total_cost_ = 0;
-    for (int32_t b = 0; b < problem_.batch_size; ++b) {
-      total_cost_ += problem_.kv_num_heads * PairCost(TilingOf(problem_, b));
-    }
+  explicit ProblemStream(const Problem& problem) : problem_(problem), total_cost_(0) {
+    for (int32_t b = 0; b < problem_.batch_size; ++b) total_cost_ += SequenceCost(b);
   }
 
+  const Problem& problem() const { return problem_; }
+  Tiling TilingOf(int32_t sequence) const { return lean_attention::TilingOf(problem_, sequence); }
+  int64_t total_cost() const { return total_cost_; }
+
+  Located Locate(int64_t cost) const {
+    int32_t b = 0;
+    for (; b < problem_.batch_size && cost >= SequenceCost(b); ++b) cost -= SequenceCost(b);
+    return {b, cost};
+  }
+
+ private:
+  int64_t SequenceCost(int32_t b) const { return problem_.kv_num_heads * PairCost(TilingOf(b)); }
+
+  Problem problem_;
+  int64_t total_cost_;
+};
+
+// A stream and one way to cut it.
+template <typename Stream>
+class BasicCut {
+ public:
+  // `amount`: the number of shares (lean), of pieces per sequence and head (fixed_split), or
+  // ignored (direct); >= 1. The lengths are read whenever a position is asked for.
+  LEAN_HOST_DEVICE BasicCut(const Stream& stream, Schedule schedule, int64_t amount)
+      : stream_(stream), schedule_(schedule), amount_(schedule == Schedule::kDirect ? 1 : amount) {}
+
   LEAN_HOST_DEVICE int64_t pairs() const {
-    return int64_t{problem_.batch_size} * problem_.kv_num_heads;
+    return int64_t{stream_.problem().batch_size} * stream_.problem().kv_num_heads;
   }
 
   LEAN_HOST_DEVICE int64_t shares() const {
@@ -111,61 +145,55 @@ class Cut {
     Position at = Begin(share);
     const Position end = Begin(share + 1);
     while (at < end) {
-      const Piece piece = PieceAt(share, at, end);
-      visit(piece);
+      // Where a piece begins with its sequence and head, this is the first share that holds it.
+      const int64_t first_share = at.tile == 0 ? share : ShareAt({at.pair, 0}, share);
+      visit(PieceAt(at, end, first_share));
       at = {at.pair + 1, 0};
     }
   }
 
- private:
-  LEAN_HOST_DEVICE static int64_t PairCost(const Tiling& t) {
-    return kEndCost + t.count * t.tile_tokens;
-  }
-
-  // The tile boundary nearest to the share's part of the total cost.
-  LEAN_HOST_DEVICE Position LeanBegin(int64_t share) const {
-    // share * total stays below 2^63: shares < 2^20 and a stream of 2^43 keys would not fit memory.
-    int64_t cost = share * total_cost_ / amount_;
-    for (int32_t b = 0; b < problem_.batch_size; ++b) {
-      const Tiling tiling = TilingOf(problem_, b);
-      const int64_t pair_cost = PairCost(tiling);
-      if (cost < problem_.kv_num_heads * pair_cost) {
-        const int64_t head = cost / pair_cost;
-        const int64_t pair = int64_t{b} * problem_.kv_num_heads + head;
-        const int64_t keys = cost - head * pair_cost - kEndCost;
-        const int64_t tile = keys <= 0 ? 0 : (keys + tiling.tile_tokens / 2) / tiling.tile_tokens;
-        return Normalised(pair, tile, tiling.count);
-      }
-      cost -= problem_.kv_num_heads * pair_cost;
-    }
-    return {pairs(), 0};
-  }
-
-  LEAN_HOST_DEVICE Position FixedBegin(int64_t share) const {
-    const int64_t pair = share / amount_;
-    const Tiling tiling = TilingOf(problem_, static_cast<int32_t>(pair / problem_.kv_num_heads));
-    return Normalised(pair, tiling.count * (share % amount_) / amount_, tiling.count);
-  }
-
-  LEAN_HOST_DEVICE static Position Normalised(int64_t pair, int64_t tile, int32_t count) {
-    return tile >= count ? Position{pair + 1, 0} : Position{pair, static_cast<int32_t>(tile)};
-  }
-
-  LEAN_HOST_DEVICE Piece PieceAt(int64_t share, Position at, Position end) const {
+  // The piece of [at, end) that begins at `at`; `first_share` holds the first tile of its pair.
+  LEAN_HOST_DEVICE Piece PieceAt(Position at, Position end, int64_t first_share) const {
+    const int32_t kv_num_heads = stream_.problem().kv_num_heads;
     Piece piece;
-    piece.sequence = static_cast<int32_t>(at.pair / problem_.kv_num_heads);
-    piece.kv_head = static_cast<int32_t>(at.pair % problem_.kv_num_heads);
-    piece.tiling = TilingOf(problem_, piece.sequence);
+    piece.sequence = static_cast<int32_t>(at.pair / kv_num_heads);
+    piece.kv_head = static_cast<int32_t>(at.pair % kv_num_heads);
+    piece.tiling = stream_.TilingOf(piece.sequence);
     piece.tile_begin = at.tile;
     piece.tile_end = end.pair == at.pair ? end.tile : piece.tiling.count;
     piece.region = -1;
     piece.prefix_tiles = 0;
     if (piece.tile_begin > 0 || piece.tile_end < piece.tiling.count) {
-      const int64_t first_share = ShareAt({at.pair, 0}, share);
-      piece.prefix_tiles = Begin(first_share + 1).tile;
+      piece.prefix_tiles = at.tile == 0 ? piece.tile_end : Begin(first_share + 1).tile;
       piece.region = schedule_ == Schedule::kLean ? first_share : at.pair;
     }
     return piece;
+  }
+
+ private:
+  // The tile boundary nearest to the share's part of the total cost.
+  LEAN_HOST_DEVICE Position LeanBegin(int64_t share) const {
+    // share * total stays below 2^63: shares < 2^20 and a stream of 2^43 keys would not fit memory.
+    const Located at = stream_.Locate(share * stream_.total_cost() / amount_);
+    if (at.sequence >= stream_.problem().batch_size) return {pairs(), 0};
+    const Tiling tiling = stream_.TilingOf(at.sequence);
+    const int64_t pair_cost = PairCost(tiling);
+    const int64_t head = at.rest / pair_cost;
+    const int64_t pair = int64_t{at.sequence} * stream_.problem().kv_num_heads + head;
+    const int64_t keys = at.rest - head * pair_cost - kEndCost;
+    const int64_t tile = keys <= 0 ? 0 : (keys + tiling.tile_tokens / 2) / tiling.tile_tokens;
+    return Normalised(pair, tile, tiling.count);
+  }
+
+  LEAN_HOST_DEVICE Position FixedBegin(int64_t share) const {
+    const int64_t pair = share / amount_;
+    const Tiling tiling =
+        stream_.TilingOf(static_cast<int32_t>(pair / stream_.problem().kv_num_heads));
+    return Normalised(pair, tiling.count * (share % amount_) / amount_, tiling.count);
+  }
+
+  LEAN_HOST_DEVICE static Position Normalised(int64_t pair, int64_t tile, int32_t count) {
+    return tile >= count ? Position{pair + 1, 0} : Position{pair, static_cast<int32_t>(tile)};
   }
 
   // The last share up to `limit` that begins at or before a position.
@@ -183,10 +211,15 @@ class Cut {
     return low;
   }
 
-  Problem problem_;
+  Stream stream_;
   Schedule schedule_;
   int64_t amount_;
-  int64_t total_cost_;
+};
+
+class Cut : public BasicCut<ProblemStream> {
+ public:
+  Cut(const Problem& problem, Schedule schedule, int64_t amount)
+      : BasicCut(ProblemStream(problem), schedule, amount) {}
 };
 
 }  // namespace lean_attention

@@ -19,6 +19,12 @@ Row RowOf(const Tensor& tensor, int64_t begin, int64_t count) {
   return row;
 }
 
+Row Rounded(const Row& row, ElementType type) {
+  Tensor tensor(type, 1, static_cast<int64_t>(row.size()), false);
+  for (size_t i = 0; i < row.size(); ++i) tensor.Set(static_cast<int64_t>(i), row[i]);
+  return RowOf(tensor, 0, tensor.count());
+}
+
 // The element that is furthest outside of absolute + relative * |what it should be|, if any is.
 class Differences {
  public:
@@ -151,10 +157,11 @@ Row Attend(const Row& scores, const double* values, int64_t size, double sink) {
 
 // The scores of one query over the keys that it sees; rows of keys [T, H].
 Row ScoresOf(const Step& step, int64_t b, int64_t s, int64_t n, const KeyRange& visible,
-             const Row& keys) {
+             const Row& keys, Operands operands) {
   const StepSpec& spec = step.spec();
   const int64_t size = spec.head_size;
-  const Row query = Rotated(step, RowOf(step.query, step.QueryRow(b, s, n), size), b, s);
+  Row query = Rotated(step, RowOf(step.query, step.QueryRow(b, s, n), size), b, s);
+  if (operands == Operands::kElements) query = Rounded(query, spec.types.element);
   Row scores;
   for (int64_t j = visible.begin; j < visible.end; ++j) {
     double score = 0;
@@ -167,11 +174,13 @@ Row ScoresOf(const Step& step, int64_t b, int64_t s, int64_t n, const KeyRange& 
   return scores;
 }
 
-void ExpectOutputIsRight(const Step& step) {
+void ExpectOutputIsRight(const Step& step, Operands operands) {
   const StepSpec& spec = step.spec();
   const int64_t size = spec.head_size;
   const ElementFormat& format = step.output.format();
-  Differences outputs(2e-6 + format.tiny, format.epsilon);
+  // Values are 1 at most, so a sum of them is off by no more than a weight is, relatively.
+  const double weights = operands == Operands::kElements ? format.epsilon : 0;
+  Differences outputs(2e-6 + weights + format.tiny, format.epsilon);
   for (int64_t row = 0; row < step.batch_size() * spec.kv_num_heads; ++row) {
     const int64_t b = row / spec.kv_num_heads;
     const int64_t k = row % spec.kv_num_heads;
@@ -187,7 +196,7 @@ void ExpectOutputIsRight(const Step& step) {
       for (int64_t s = 0; s < spec.sequence_length; ++s) {
         const int64_t end = step.past(b) + s + 1;
         const int64_t begin = spec.window > 0 ? std::max<int64_t>(0, end - spec.window) : 0;
-        const Row scores = ScoresOf(step, b, s, n, {begin, end}, keys);
+        const Row scores = ScoresOf(step, b, s, n, {begin, end}, keys, operands);
         const Row want = Attend(scores, values.data() + begin * size, size, sink);
         const Row got = RowOf(step.output, step.OutputRow(b, s, n), size);
         for (int64_t h = 0; h < size; ++h) outputs.Compare(got[h], want[h], {b, s, n, h});
@@ -199,9 +208,9 @@ void ExpectOutputIsRight(const Step& step) {
 
 }  // namespace
 
-void ExpectRight(const Step& step, const Step& before) {
+void ExpectRight(const Step& step, const Step& before, Operands operands) {
   ExpectCacheIsRight(step, before);
-  ExpectOutputIsRight(step);
+  ExpectOutputIsRight(step, operands);
 }
 
 void ExpectRunIsRight(const Step& step) { ExpectRight(After(step), step); }

@@ -29,11 +29,23 @@ TEST(BytesOf, RoundsUpToWholeBytes) {
   EXPECT_EQ(BytesOf(ElementType::kBFloat16, 3), 6);
 }
 
+TEST(TotalLength, StaysWithinTheCacheWhateverTheCallerSays) {
+  const int32_t seqlens_k[] = {1, 9, 10, INT32_MAX, -1, INT32_MIN};
+  Problem p = {};
+  p.batch_size = 6;
+  p.sequence_length = 2;
+  p.cache_rows = 10;
+  p.seqlens_k = seqlens_k;
+  const int64_t lengths[] = {2, 10, 10, 10, 2, 2};
+  for (int32_t b = 0; b < p.batch_size; ++b) EXPECT_EQ(TotalLength(p, b), lengths[b]);
+}
+
 TEST(VisibleKeys, EndsAtTheTokenAndBeginsWithTheWindow) {
   const int32_t seqlens_k[] = {9};  // T = 10
   Problem p = {};
   p.batch_size = 1;
   p.sequence_length = 3;
+  p.cache_rows = 10;
   p.seqlens_k = seqlens_k;
   EXPECT_EQ(PastLength(p, 0), 7);
   for (int32_t token = 0; token < 3; ++token) {

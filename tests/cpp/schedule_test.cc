@@ -22,6 +22,7 @@ struct Lengths {
     problem.num_heads = 8;
     problem.kv_num_heads = 2;
     problem.head_size = 64;
+    problem.cache_rows = int64_t{1} << 31;
     problem.seqlens_k = seqlens_k.data();
     problem.local_window_size = window;
     problem.tile_tokens = tile_tokens;

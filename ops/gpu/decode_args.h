@@ -1,0 +1,73 @@
+// What the GPU kernel is given.
+
+#ifndef LEAN_ATTENTION_OPS_GPU_DECODE_ARGS_H_
+#define LEAN_ATTENTION_OPS_GPU_DECODE_ARGS_H_
+
+#include "ops/decode/schedule.h"
+#include "ops/gpu/portable.h"
+
+namespace lean_attention::gpu {
+
+// One decode step. Tensors are row-major in device memory and aligned to 16 bytes; a null pointer
+// stands for an input that is not there. B, S, N, K, H, C as in ops/decode/problem.h.
+template <typename Element>
+struct DecodeArgs {
+  Problem problem;                     // its seqlens_k is not read: the next one is
+  GlobalPtr<const int32_t> seqlens_k;  // [B], T_b - 1; in the kernel bounded to the cache
+  int64_t max_length;                  // of all sequences; longer ones are bounded to it
+
+  Schedule schedule;
+  int64_t amount;  // as BasicCut takes it
+
+  GlobalPtr<const Element> query;  // [B, S, N, H], query_stride elements from token to token
+  GlobalPtr<const Element> key;    // [B, S, K, H], kv_stride elements from token to token
+  GlobalPtr<const Element> value;  // as key
+  int64_t query_stride;            // N * H, or (N + 2K) * H when packed
+  int64_t kv_stride;
+
+  GlobalPtr<Element> key_cache;  // [B, K, C, H]: past and present in one buffer
+  GlobalPtr<Element> value_cache;
+
+  GlobalPtr<const Element> cos_cache;  // [rotary_rows, rotary_half]; null: no rotary
+  GlobalPtr<const Element> sin_cache;
+  int64_t rotary_rows;
+  int32_t rotary_half;                    // rotated pairs per head, 2 * rotary_half <= H
+  bool rotary_interleaved;                // pairs (2i, 2i + 1) instead of (i, i + rotary_half)
+  GlobalPtr<const int64_t> position_ids;  // [B, S]; null: the token's position
+
+  GlobalPtr<const Element> attention_bias;  // [B or 1, N or 1, S, T]; null: none
+  int64_t bias_batch_stride;                // elements; 0 where the dimension is broadcast
+  int64_t bias_head_stride;
+  int64_t bias_row_stride;
+
+  GlobalPtr<const Element> head_sink;  // [N]; null: none
+  bool smooth_softmax;                 // without head_sink: a sink of 0 for every head
+
+  float scale;    // applied to the scores, in float32
+  float softcap;  // 0: none; cap * tanh(score / cap)
+
+  GlobalPtr<Element> output;  // [B, S, N, H]
+
+  // Where the pieces of split sequences meet; see RegionLayout.
+  GlobalPtr<float> states;
+  GlobalPtr<int32_t> arrived;  // [regions], zero before and after every launch
+};
+
+// The softmax states of one tile, of all rows of a KV head: o [rows, H], m [rows], l [rows].
+struct RegionLayout {
+  int64_t rows;
+  int64_t head_size;
+  int64_t tiles;  // a region has room for
+
+  LEAN_HOST_DEVICE int64_t state_floats() const { return rows * (head_size + 2); }
+  LEAN_HOST_DEVICE int64_t region_floats() const { return tiles * state_floats(); }
+};
+
+LEAN_HOST_DEVICE inline RegionLayout RegionLayoutOf(const Problem& p, int64_t max_length) {
+  const int64_t tiles = (max_length + p.tile_tokens - 1) / p.tile_tokens;
+  return {RowsPerKvHead(p), p.head_size, tiles < kMaxTiles ? tiles : kMaxTiles};
+}
+
+}  // namespace lean_attention::gpu
+
+#endif  // LEAN_ATTENTION_OPS_GPU_DECODE_ARGS_H_

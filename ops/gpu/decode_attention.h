@@ -1,0 +1,302 @@
+// The kernel: one decode step of grouped-query attention, in one launch.
+//
+// A block works through its share of the stream (ops/decode/schedule.h). It appends the new rows
+// of the tiles that are its own, then reduces tile after tile: each of its warps takes every fourth
+// block of 16 keys, and where a tile ends the states of the warps are merged in their order. A
+// piece that begins its sequence and head folds the states of its tiles; the other pieces leave
+// each tile's state in the workspace. Whichever block arrives last at a split sequence and head
+// merges all of them in order of position and writes the output. Nobody waits, and the bits do not
+// depend on the cut, on the order of blocks, or on who is last.
+//
+// More than 16 query rows of a KV head (tokens times heads of the group) take the keys once for
+// every 16.
+
+#ifndef LEAN_ATTENTION_OPS_GPU_DECODE_ATTENTION_H_
+#define LEAN_ATTENTION_OPS_GPU_DECODE_ATTENTION_H_
+
+#include "ops/gpu/row_states.h"
+
+namespace lean_attention::gpu {
+
+template <typename Element, int kHeadSize>
+class DecodeBlock {
+  using Fragments = Matrix<Element, kHeadSize>;
+  using Layout = SharedLayout<kHeadSize>;
+  using Ring = KeyRing<Element, kHeadSize>;
+  static constexpr int kSlots = Fragments::kRowSlots;
+
+ public:
+  LEAN_ATTENTION_DEVICE explicit DecodeBlock(const DecodeArgs<Element>& args)
+      : args_(args),
+        layout_(RowsPerKvHead(args.problem), args.problem.batch_size),
+        region_(RegionLayoutOf(args.problem, args.max_length)),
+        stream_(args.problem, SharedMemory() + layout_.stream()),
+        cut_(stream_, args.schedule, args.amount) {}
+
+  LEAN_ATTENTION_DEVICE void Run() {
+    if (Warp() == 0) stream_.Fill(args_.seqlens_k, args_.max_length);
+    SyncThreads();
+    for (int64_t share = BlockIndex(); share < cut_.shares(); share += GridBlocks()) {
+      const Position begin = cut_.Begin(share);
+      const Position end = cut_.Begin(share + 1);
+      for (Position at = begin; at < end; at = {at.pair + 1, 0}) Append(at, end);
+      SyncThreads();
+      for (Position at = begin; at < end; at = {at.pair + 1, 0}) {
+        RunPiece(cut_.PieceAt(at, end, at.tile == 0 ? share : FirstShare(at.pair, share)));
+      }
+    }
+  }
+
+ private:
+  // The share before `share` that holds a pair's first tile: the last one that does not begin after
+  // it. Each lane of a warp tries another.
+  LEAN_ATTENTION_DEVICE int64_t FirstShare(int64_t pair, int64_t share) const {
+    int64_t last = share;
+    for (;; last -= kWarpSize) {
+      const int64_t mine = last - Lane();
+      const bool is_late = mine >= 0 && Position{pair, 0} < cut_.Begin(mine);
+      const uint64_t found = ~Ballot(is_late) & (~uint64_t{0} >> (64 - kWarpSize));
+      for (int lane = 0; lane < kWarpSize; ++lane) {
+        if ((found >> lane & 1) != 0) return last - lane;
+      }
+    }
+  }
+
+  // Writes the new rows of the piece at `at` to the cache.
+  LEAN_ATTENTION_DEVICE void Append(Position at, Position end) const {
+    const Problem& p = args_.problem;
+    const auto sequence = static_cast<int32_t>(at.pair / p.kv_num_heads);
+    const auto kv_head = static_cast<int32_t>(at.pair % p.kv_num_heads);
+    const Tiling tiling = stream_.TilingOf(sequence);
+    const int64_t tile_end = end.pair == at.pair ? end.tile : tiling.count;
+    const int64_t past = stream_.Length(sequence) - p.sequence_length;
+    for (int32_t token = 0; token < p.sequence_length; ++token) {
+      const int64_t tile = (past + token) / tiling.tile_tokens - tiling.first;
+      if (tile >= at.tile && tile < tile_end) {
+        AppendRow(args_, {sequence, token, past + token}, kv_head);
+      }
+    }
+  }
+
+  LEAN_ATTENTION_DEVICE void RunPiece(const Piece& piece) const {
+    const int rows = RowsPerKvHead(args_.problem);
+    for (int first = 0; first < rows; first += kRows) {
+      RunRows(piece, first, rows - first < kRows ? rows - first : kRows);
+    }
+    if (piece.IsSplit()) Meet(piece);
+  }
+
+  // Query rows [first, first + rows) over all tiles of a piece.
+  LEAN_ATTENTION_DEVICE void RunRows(const Piece& piece, int first, int rows) const {
+    const int64_t length = stream_.Length(piece.sequence);
+    const int64_t row_0 = CacheRow(args_.problem, piece.sequence, piece.kv_head, 0);
+    const CacheRows<Element> cache = {args_.key_cache + row_0, args_.value_cache + row_0,
+                                      VisibleKeysOf(args_.problem, length, 0).begin, length};
+    StoreQueries(piece, length, first, rows);
+    SyncThreads();
+    const auto queries =
+        Fragments::LoadQueries(SharedMemory() + layout_.queries(), Layout::kStride);
+    LaneRow<Element> lane_rows[kSlots];
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const int row = Fragments::Row(slot);
+      lane_rows[slot] = row < rows ? LaneRowOf(piece, length, first + row) : LaneRow<Element>{};
+    }
+
+    Ring ring(SharedMemory() + layout_.ring(Warp()));
+    Place fetch = {piece.tile_begin, Warp()};
+    const auto fetch_next = [&] {
+      Normalise(piece, length, &fetch);
+      if (fetch.tile < piece.tile_end) {
+        ring.Fetch(cache, KeyAt(piece, fetch));
+        fetch.block += kWarps;
+      } else {
+        ring.FetchNothing();
+      }
+    };
+    for (int i = 0; i < Ring::kAhead; ++i) fetch_next();
+
+    RowStates<Element, kHeadSize> states;
+    for (int32_t tile = piece.tile_begin; tile < piece.tile_end; ++tile) {
+      states.Reset();
+      for (Place at = {tile, Warp()}; IsInTile(piece, length, at); at.block += kWarps) {
+        const SharedPtr<const std::byte> block = ring.Next();
+        fetch_next();
+        states.Add(args_, queries, lane_rows, block, KeyAt(piece, at));
+      }
+      states.Write(As<float>(SharedMemory() + layout_.state(Warp())), rows);
+      SyncThreads();
+      FinishTile(piece, tile, first, rows);
+      SyncThreads();  // before the next tile's states
+    }
+    WaitCopies<0>();
+    if (piece.tile_begin == 0) FinishFirstPiece(piece, first, rows);
+  }
+
+  // A block of kKeys keys of a tile.
+  struct Place {
+    int32_t tile;
+    int block;
+  };
+
+  LEAN_ATTENTION_DEVICE static int64_t KeyAt(const Piece& piece, const Place& at) {
+    return (piece.tiling.first + at.tile) * piece.tiling.tile_tokens + int64_t{at.block} * kKeys;
+  }
+
+  LEAN_ATTENTION_DEVICE static bool IsInTile(const Piece& piece, int64_t length, const Place& at) {
+    return int64_t{at.block} * kKeys < piece.tiling.tile_tokens && KeyAt(piece, at) < length;
+  }
+
+  // From past the end of a tile to this warp's first block of the next one that has any.
+  LEAN_ATTENTION_DEVICE static void Normalise(const Piece& piece, int64_t length, Place* at) {
+    while (at->tile < piece.tile_end && !IsInTile(piece, length, *at)) *at = {at->tile + 1, Warp()};
+  }
+
+  LEAN_ATTENTION_DEVICE void StoreQueries(const Piece& piece, int64_t length, int first,
+                                          int rows) const {
+    const SharedPtr<std::byte> queries = SharedMemory() + layout_.queries();
+    for (int i = ThreadIndex(); i < kRows * kHeadSize; i += kThreads) {
+      const int row = i / kHeadSize;
+      const int c = i % kHeadSize;
+      const float x =
+          row < rows ? QueryChannel(args_, piece.sequence, length, piece.kv_head, first + row, c)
+                     : 0.0f;
+      Store(As<Element>(queries + row * Layout::kStride), c, FromFloat<Element>(x));
+    }
+  }
+
+  LEAN_ATTENTION_DEVICE LaneRow<Element> LaneRowOf(const Piece& piece, int64_t length,
+                                                   int row) const {
+    const int32_t token = row / GroupSize(args_.problem);
+    const KeyRange visible = VisibleKeysOf(args_.problem, length, token);
+    GlobalPtr<const Element> bias = nullptr;
+    if (args_.attention_bias != nullptr) {
+      bias = args_.attention_bias +
+             (piece.sequence * args_.bias_batch_stride +
+              HeadOf(args_.problem, piece.kv_head, row) * args_.bias_head_stride +
+              token * args_.bias_row_stride);
+    }
+    return {visible.begin, visible.end, bias};
+  }
+
+  // The warps' states of a tile, merged; then folded into those of the tiles before, or left in the
+  // workspace. A thread has the same channels of the same rows in every tile.
+  LEAN_ATTENTION_DEVICE void FinishTile(const Piece& piece, int32_t tile, int first,
+                                        int rows) const {
+    const int turn = (tile - piece.tile_begin) % 2;
+    for (int i = ThreadIndex(); i < rows * kHeadSize; i += kThreads) {
+      const int row = i / kHeadSize;
+      ChannelState state = WarpState(0, i, row, rows);
+      for (int warp = 1; warp < kWarps; ++warp) {
+        state = MergeChannels(state, WarpState(warp, i, row, rows));
+      }
+      if (piece.tile_begin > 0) {
+        StoreToRegion(piece, tile, first * kHeadSize + i, state);
+        continue;
+      }
+      if (tile > 0) state = MergeChannels(Folded(i, row, 1 - turn), state);
+      const SharedPtr<float> folded = FoldedStates();
+      Store(folded, i, state.o);
+      if (i % kHeadSize == 0) {
+        Store(folded, FoldedRow(row, turn), state.m);
+        Store(folded, FoldedRow(row, turn) + layout_.rows, state.l);
+      }
+    }
+  }
+
+  // Writes what the first piece of a sequence and head has folded.
+  LEAN_ATTENTION_DEVICE void FinishFirstPiece(const Piece& piece, int first, int rows) const {
+    const int turn = (piece.tile_end - 1) % 2;
+    for (int i = ThreadIndex(); i < rows * kHeadSize; i += kThreads) {
+      const int row = i / kHeadSize;
+      const ChannelState state = Folded(i, row, turn);
+      if (piece.IsSplit()) {
+        StoreToRegion(piece, 0, first * kHeadSize + i, state);
+      } else {
+        WriteOutput(args_, piece.sequence, piece.kv_head, first + row, i % kHeadSize, state);
+      }
+    }
+  }
+
+  // Counts this piece's tiles as arrived; whoever completes them merges all states and writes.
+  LEAN_ATTENTION_DEVICE void Meet(const Piece& piece) const {
+    const SharedPtr<int> is_last = As<int>(SharedMemory() + layout_.flag());
+    const int32_t count = piece.tiling.count;
+    SyncThreads();
+    if (ThreadIndex() == 0) {
+      const int32_t arriving = piece.tile_end - piece.tile_begin;
+      ThreadFence();
+      const int32_t before = AtomicAdd(args_.arrived + piece.region, arriving);
+      ThreadFence();
+      const bool completes = before + arriving == count;
+      if (completes) AtomicAdd(args_.arrived + piece.region, -count);  // as it was before
+      Store(is_last, 0, completes ? 1 : 0);
+    }
+    SyncThreads();
+    if (Load(is_last) == 0) return;
+    const int rows = RowsPerKvHead(args_.problem);
+    for (int i = ThreadIndex(); i < rows * kHeadSize; i += kThreads) {
+      ChannelState state = LoadFromRegion(piece, 0, i);
+      for (int32_t tile = piece.prefix_tiles; tile < count; ++tile) {
+        state = MergeChannels(state, LoadFromRegion(piece, tile, i));
+      }
+      WriteOutput(args_, piece.sequence, piece.kv_head, i / kHeadSize, i % kHeadSize, state);
+    }
+  }
+
+  LEAN_ATTENTION_DEVICE ChannelState WarpState(int warp, int i, int row, int rows) const {
+    const SharedPtr<const float> state = As<float>(SharedMemory() + layout_.state(warp));
+    return {Load(state, rows * kHeadSize + row), Load(state, rows * (kHeadSize + 1) + row),
+            Load(state, i)};
+  }
+
+  LEAN_ATTENTION_DEVICE SharedPtr<float> FoldedStates() const {
+    return As<float>(SharedMemory() + layout_.folded());
+  }
+  // m of a row; l lies layout_.rows after it. Two turns, since other threads still read the last
+  // tile's when a row's first thread writes this one's.
+  LEAN_ATTENTION_DEVICE int FoldedRow(int row, int turn) const {
+    return layout_.rows * (kHeadSize + 2 * turn) + row;
+  }
+  LEAN_ATTENTION_DEVICE ChannelState Folded(int i, int row, int turn) const {
+    const SharedPtr<const float> folded = FoldedStates();
+    return {Load(folded, FoldedRow(row, turn)), Load(folded, FoldedRow(row, turn) + layout_.rows),
+            Load(folded, i)};
+  }
+
+  // i counts the channels of all rows of a KV head.
+  LEAN_ATTENTION_DEVICE GlobalPtr<float> RegionState(const Piece& piece, int32_t tile) const {
+    return args_.states + (piece.region * region_.region_floats() + tile * region_.state_floats());
+  }
+  LEAN_ATTENTION_DEVICE void StoreToRegion(const Piece& piece, int32_t tile, int i,
+                                           const ChannelState& state) const {
+    const GlobalPtr<float> to = RegionState(piece, tile);
+    Store(to, i, state.o);
+    if (i % kHeadSize == 0) {
+      Store(to, region_.rows * kHeadSize + i / kHeadSize, state.m);
+      Store(to, region_.rows * (kHeadSize + 1) + i / kHeadSize, state.l);
+    }
+  }
+  LEAN_ATTENTION_DEVICE ChannelState LoadFromRegion(const Piece& piece, int32_t tile, int i) const {
+    const GlobalPtr<float> from = RegionState(piece, tile);
+    return {Load(from, region_.rows * kHeadSize + i / kHeadSize),
+            Load(from, region_.rows * (kHeadSize + 1) + i / kHeadSize), Load(from, i)};
+  }
+
+  const DecodeArgs<Element>& args_;
+  Layout layout_;
+  RegionLayout region_;
+  SharedStream stream_;
+  BasicCut<SharedStream> cut_;
+};
+
+// Blocks of kThreads threads, SharedLayout::bytes() of shared memory each, as many as shares or
+// fewer.
+template <typename Element, int kHeadSize>
+LEAN_ATTENTION_KERNEL(kThreads)
+void DecodeAttention(const DecodeArgs<Element> args) {
+  DecodeBlock<Element, kHeadSize>(args).Run();
+}
+
+}  // namespace lean_attention::gpu
+
+#endif  // LEAN_ATTENTION_OPS_GPU_DECODE_ATTENTION_H_

@@ -1,0 +1,112 @@
+// What happens at the ends of a sequence and head: rotary embedding, the append to the cache, the
+// query rows of a group, the output.
+
+#ifndef LEAN_ATTENTION_OPS_GPU_ENDS_H_
+#define LEAN_ATTENTION_OPS_GPU_ENDS_H_
+
+#include <cmath>
+
+#include "ops/decode/softmax_state.h"
+#include "ops/gpu/decode_args.h"
+
+namespace lean_attention::gpu {
+
+// A query token, or the row of the cache that it appends.
+struct Token {
+  int32_t sequence;
+  int32_t index;     // of S
+  int64_t position;  // in its sequence
+};
+
+// Channel c of x [H] rotated by the angle of its token's position (RoFormer, arXiv 2104.09864):
+// (a, b) -> (a cos - b sin, b cos + a sin) for each pair; channels past the pairs stay.
+template <typename Element>
+LEAN_ATTENTION_DEVICE float Rotated(const DecodeArgs<Element>& args, const Token& token,
+                                    GlobalPtr<const Element> x, int32_t c) {
+  const int32_t half = args.rotary_half;
+  if (args.cos_cache == nullptr || c >= 2 * half) return ToFloat(Load(x, c));
+  int64_t position = token.position;
+  if (args.position_ids != nullptr) {
+    const int64_t row = int64_t{token.sequence} * args.problem.sequence_length + token.index;
+    position = Load(args.position_ids, row);
+  }
+  // Nothing outside the tables is read, whatever the positions are.
+  if (position >= args.rotary_rows) position = args.rotary_rows - 1;
+  if (position < 0) position = 0;
+  const int32_t pair = args.rotary_interleaved ? c / 2 : c % half;
+  const bool is_first = args.rotary_interleaved ? c % 2 == 0 : c < half;
+  const float a = ToFloat(Load(x, args.rotary_interleaved ? 2 * pair : pair));
+  const float b = ToFloat(Load(x, args.rotary_interleaved ? 2 * pair + 1 : pair + half));
+  const float cos = ToFloat(Load(args.cos_cache, position * half + pair));
+  const float sin = ToFloat(Load(args.sin_cache, position * half + pair));
+  return is_first ? fmaf(a, cos, -(b * sin)) : fmaf(a, sin, b * cos);
+}
+
+// Elements before a row of the cache.
+LEAN_ATTENTION_DEVICE int64_t CacheRow(const Problem& p, int32_t sequence, int32_t kv_head,
+                                       int64_t row) {
+  return ((int64_t{sequence} * p.kv_num_heads + kv_head) * p.cache_rows + row) * p.head_size;
+}
+
+// Writes a token's key and value to the cache; for all threads of the block.
+template <typename Element>
+LEAN_ATTENTION_DEVICE void AppendRow(const DecodeArgs<Element>& args, const Token& token,
+                                     int32_t kv_head) {
+  const Problem& p = args.problem;
+  const int64_t from =
+      (int64_t{token.sequence} * p.sequence_length + token.index) * args.kv_stride +
+      int64_t{kv_head} * p.head_size;
+  const int64_t to = CacheRow(p, token.sequence, kv_head, token.position);
+  for (int32_t c = ThreadIndex(); c < p.head_size; c += BlockThreads()) {
+    Store(args.key_cache, to + c, FromFloat<Element>(Rotated(args, token, args.key + from, c)));
+    Store(args.value_cache, to + c, Load(args.value, from + c));
+  }
+}
+
+// Row r of a KV head's rows: head r % G of the group at query token r / G.
+LEAN_ATTENTION_DEVICE int32_t HeadOf(const Problem& p, int32_t kv_head, int32_t row) {
+  return kv_head * GroupSize(p) + row % GroupSize(p);
+}
+
+// Channel c of a query row, rotated.
+template <typename Element>
+LEAN_ATTENTION_DEVICE float QueryChannel(const DecodeArgs<Element>& args, int32_t sequence,
+                                         int64_t length, int32_t kv_head, int32_t row, int32_t c) {
+  const Problem& p = args.problem;
+  const int32_t index = row / GroupSize(p);
+  const Token token = {sequence, index, length - p.sequence_length + index};
+  const int64_t from = (int64_t{sequence} * p.sequence_length + index) * args.query_stride +
+                       int64_t{HeadOf(p, kv_head, row)} * p.head_size;
+  return Rotated(args, token, args.query + from, c);
+}
+
+// A softmax state's part in one channel.
+struct ChannelState {
+  float m;
+  float l;
+  float o;
+};
+
+// a before b, always by this expression.
+LEAN_ATTENTION_DEVICE ChannelState MergeChannels(const ChannelState& a, const ChannelState& b) {
+  const MergeWeights w = Merge(a.m, b.m);
+  return {w.m, fmaf(b.l, w.b, a.l * w.a), fmaf(b.o, w.b, a.o * w.a)};
+}
+
+// Finishes the softmax of a row's channel and writes it.
+template <typename Element>
+LEAN_ATTENTION_DEVICE void WriteOutput(const DecodeArgs<Element>& args, int32_t sequence,
+                                       int32_t kv_head, int32_t row, int32_t c,
+                                       const ChannelState& state) {
+  const Problem& p = args.problem;
+  const int32_t head = HeadOf(p, kv_head, row);
+  float sink = args.smooth_softmax ? 0.0f : -INFINITY;
+  if (args.head_sink != nullptr) sink = ToFloat(Load(args.head_sink, head));
+  const float o = state.o * OutputScale(state.m, state.l, sink * kLog2E);
+  const int64_t token = int64_t{sequence} * p.sequence_length + row / GroupSize(p);
+  Store(args.output, (token * p.num_heads + head) * p.head_size + c, FromFloat<Element>(o));
+}
+
+}  // namespace lean_attention::gpu
+
+#endif  // LEAN_ATTENTION_OPS_GPU_ENDS_H_

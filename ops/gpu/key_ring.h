@@ -1,0 +1,74 @@
+// A warp's ring of shared memory, in which blocks of keys and values arrive while earlier ones are
+// worked on.
+
+#ifndef LEAN_ATTENTION_OPS_GPU_KEY_RING_H_
+#define LEAN_ATTENTION_OPS_GPU_KEY_RING_H_
+
+#include "ops/gpu/ends.h"
+#include "ops/gpu/shared_layout.h"
+
+namespace lean_attention::gpu {
+
+// One KV head's rows of a cache; those outside [begin, end) are never read.
+template <typename Element>
+struct CacheRows {
+  GlobalPtr<const Element> k;  // row 0
+  GlobalPtr<const Element> v;
+  int64_t begin;
+  int64_t end;
+};
+
+template <typename Element, int kHeadSize>
+class KeyRing {
+  using Layout = SharedLayout<kHeadSize>;
+
+ public:
+  static constexpr int kAhead = Layout::kStages - 1;  // blocks that are fetched ahead
+
+  LEAN_ATTENTION_DEVICE explicit KeyRing(SharedPtr<std::byte> memory) : memory_(memory) {}
+
+  // Starts the copy of kKeys rows from `key` on into the next place; for all lanes, as all of this.
+  // Zeros stand for rows that are not read.
+  LEAN_ATTENTION_DEVICE void Fetch(const CacheRows<Element>& rows, int64_t key) {
+    constexpr int kChunk = 16 / sizeof(Element);
+    constexpr int kChunksOfRow = kHeadSize / kChunk;
+    const SharedPtr<std::byte> to = Place(fetched_++);
+    for (int i = Lane(); i < kKeys * kChunksOfRow; i += kWarpSize) {
+      const int row = i / kChunksOfRow;
+      const int chunk = i % kChunksOfRow;
+      const bool is_read = key + row >= rows.begin && key + row < rows.end;
+      const int64_t from = (is_read ? (key + row) * kHeadSize : 0) + chunk * kChunk;
+      const int valid = is_read ? 16 : 0;
+      const SharedPtr<std::byte> place = to + row * Layout::kStride + chunk * 16;
+      CopyAsync16(place, As<std::byte>(rows.k + from), valid);
+      CopyAsync16(place + Layout::kMatrixBytes, As<std::byte>(rows.v + from), valid);
+    }
+    CommitCopies();
+  }
+
+  // Keeps the count of fetched blocks where there is none to fetch.
+  LEAN_ATTENTION_DEVICE void FetchNothing() {
+    ++fetched_;
+    CommitCopies();
+  }
+
+  // Waits for the oldest block, K and then V. After it the block before may be overwritten.
+  LEAN_ATTENTION_DEVICE SharedPtr<const std::byte> Next() {
+    WaitCopies<kAhead - 1>();
+    SyncWarp();
+    return Place(used_++);
+  }
+
+ private:
+  LEAN_ATTENTION_DEVICE SharedPtr<std::byte> Place(int block) const {
+    return memory_ + block % Layout::kStages * (2 * Layout::kMatrixBytes);
+  }
+
+  SharedPtr<std::byte> memory_;
+  int fetched_ = 0;
+  int used_ = 0;
+};
+
+}  // namespace lean_attention::gpu
+
+#endif  // LEAN_ATTENTION_OPS_GPU_KEY_RING_H_

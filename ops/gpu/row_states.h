@@ -1,0 +1,111 @@
+// The online softmax of 16 query rows as one warp goes from block to block of keys.
+
+#ifndef LEAN_ATTENTION_OPS_GPU_ROW_STATES_H_
+#define LEAN_ATTENTION_OPS_GPU_ROW_STATES_H_
+
+#include "ops/gpu/key_ring.h"
+#if LEAN_ATTENTION_AMD
+#include "ops/gpu/primitives/amd.h"
+#else
+#include "ops/gpu/primitives/nvidia.h"
+#endif
+
+namespace lean_attention::gpu {
+
+// What the rows of a lane see, and of what.
+template <typename Element>
+struct LaneRow {
+  int64_t begin;  // of the visible keys; empty where there is no such row
+  int64_t end;
+  GlobalPtr<const Element> bias;  // indexed by position; null: none
+};
+
+template <typename Element, int kHeadSize>
+class RowStates {
+  using Fragments = Matrix<Element, kHeadSize>;
+  using Layout = SharedLayout<kHeadSize>;
+  static constexpr int kSlots = Fragments::kRowSlots;
+  static constexpr int kValues = Fragments::kValues;
+
+ public:
+  LEAN_ATTENTION_DEVICE void Reset() {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      m_[slot] = -INFINITY;
+      l_[slot] = 0;
+    }
+    for (auto& channels : o_) {
+      for (float& o : channels) o = 0;
+    }
+  }
+
+  // Takes in kKeys keys from position `key` on. Order: scale, softcap, bias, mask, softmax.
+  LEAN_ATTENTION_DEVICE void Add(const DecodeArgs<Element>& args,
+                                 const typename Fragments::Queries& queries,
+                                 const LaneRow<Element> (&rows)[kSlots],
+                                 SharedPtr<const std::byte> block, int64_t key) {
+    float s[kValues] = {};
+    Fragments::Scores(queries, block, Layout::kStride, s);
+
+    float top[kSlots];
+    for (int slot = 0; slot < kSlots; ++slot) top[slot] = -INFINITY;
+    for (int i = 0; i < kValues; ++i) {
+      const LaneRow<Element>& row = rows[Fragments::SlotOf(i)];
+      const int64_t position = key + Fragments::ColumnOf(i);
+      const bool is_visible = position >= row.begin && position < row.end;
+      float x = s[i] * args.scale;
+      if (args.softcap > 0) x = args.softcap * tanhf(x / args.softcap);
+      if (row.bias != nullptr && is_visible) x += ToFloat(Load(row.bias, position));
+      s[i] = is_visible ? x * kLog2E : -INFINITY;
+      top[Fragments::SlotOf(i)] = fmaxf(top[Fragments::SlotOf(i)], s[i]);
+    }
+
+    float decay[kSlots];
+    float reference[kSlots];
+    float sum[kSlots] = {};
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const float m = fmaxf(m_[slot], Fragments::RowMax(top[slot]));
+      // Nothing visible so far: any finite reference gives 2^-inf = 0 and never inf - inf.
+      reference[slot] = m == -INFINITY ? 0.0f : m;
+      decay[slot] = Exp2(m_[slot] - reference[slot]);
+      m_[slot] = m;
+    }
+    for (int i = 0; i < kValues; ++i) {
+      s[i] = Exp2(s[i] - reference[Fragments::SlotOf(i)]);
+      sum[Fragments::SlotOf(i)] += s[i];
+    }
+    for (int slot = 0; slot < kSlots; ++slot) {
+      l_[slot] = fmaf(l_[slot], decay[slot], Fragments::RowSum(sum[slot]));
+    }
+    for (auto& channels : o_) {
+      for (int i = 0; i < kValues; ++i) channels[i] *= decay[Fragments::SlotOf(i)];
+    }
+    Fragments::AddValues(Fragments::ToWeights(s), block + Layout::kMatrixBytes, Layout::kStride,
+                         o_);
+  }
+
+  // Writes the first `rows` rows: o [rows, H], m [rows], l [rows].
+  LEAN_ATTENTION_DEVICE void Write(SharedPtr<float> state, int rows) const {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const int row = Fragments::Row(slot);
+      if (row >= rows || !Fragments::SpeaksForRow()) continue;
+      Store(state, rows * kHeadSize + row, m_[slot]);
+      Store(state, rows * (kHeadSize + 1) + row, l_[slot]);
+    }
+    for (int step = 0; step < Fragments::kSteps; ++step) {
+      for (int i = 0; i < kValues; ++i) {
+        const int row = Fragments::Row(Fragments::SlotOf(i));
+        if (row >= rows) continue;
+        Store(state, row * kHeadSize + step * 16 + Fragments::ColumnOf(i), o_[step][i]);
+      }
+    }
+  }
+
+ private:
+  float m_[kSlots];
+  float l_[kSlots];
+  float o_[Fragments::kSteps][kValues];
+};
+
+}  // namespace lean_attention::gpu
+
+#endif  // LEAN_ATTENTION_OPS_GPU_ROW_STATES_H_

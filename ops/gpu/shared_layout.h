@@ -1,0 +1,54 @@
+// How a block's shared memory is laid out, and how large its parts are.
+
+#ifndef LEAN_ATTENTION_OPS_GPU_SHARED_LAYOUT_H_
+#define LEAN_ATTENTION_OPS_GPU_SHARED_LAYOUT_H_
+
+#include "ops/gpu/stream.h"
+
+namespace lean_attention::gpu {
+
+inline constexpr int kWarps = 4;
+inline constexpr int kThreads = kWarps * kWarpSize;
+inline constexpr int kRows = 16;  // query rows that a block works on at a time
+inline constexpr int kKeys = 16;  // that a warp works on at a time
+
+template <int kHeadSize>
+struct SharedLayout {
+  static_assert(kHeadSize % 16 == 0, "matrix instructions take 16 channels at a time");
+
+  // Rows of 16-bit numbers an odd multiple of 16 bytes apart: those of a matrix are in different
+  // banks.
+  static constexpr int kRowBytes = kHeadSize * 2;
+  static constexpr int kStride = kRowBytes + (kRowBytes % 32 == 0 ? 16 : 0);
+  static constexpr int kMatrixBytes = kKeys * kStride;
+  // Blocks of keys in flight or in use, of each warp; K and V of a block.
+  static constexpr int kStages = kHeadSize <= 128 ? 3 : 2;
+  static constexpr int kRingBytes = kStages * 2 * kMatrixBytes;
+
+  int rows;        // of a KV head that are worked on at a time, at most kRows
+  int batch_size;  // B
+
+  LEAN_HOST_DEVICE SharedLayout(int64_t rows_per_kv_head, int32_t batch)
+      : rows(rows_per_kv_head < kRows ? static_cast<int>(rows_per_kv_head) : kRows),
+        batch_size(batch) {}
+
+  LEAN_HOST_DEVICE int flag() const { return 0; }  // whether this block arrived last
+  LEAN_HOST_DEVICE int queries() const { return 16; }
+  LEAN_HOST_DEVICE int ring(int warp) const {
+    return queries() + kRows * kStride + warp * kRingBytes;
+  }
+  // The states of one tile that the warps have: o [rows, H], m [rows], l [rows] each.
+  LEAN_HOST_DEVICE int state_floats() const { return rows * (kHeadSize + 2); }
+  LEAN_HOST_DEVICE int state(int warp) const { return ring(kWarps) + warp * 4 * state_floats(); }
+  // All tiles of a piece so far: the same, with two turns of m and l.
+  LEAN_HOST_DEVICE int folded() const { return state(kWarps); }
+  LEAN_HOST_DEVICE int folded_floats() const { return rows * (kHeadSize + 4); }
+  LEAN_HOST_DEVICE int stream() const { return (folded() + 4 * folded_floats() + 15) / 16 * 16; }
+  LEAN_HOST_DEVICE int bytes() const {
+    return stream() + batch_size * SharedStream::kBytesPerSequence;
+  }
+};
+
+}  // namespace lean_attention::gpu
+
+#endif  // LEAN_ATTENTION_OPS_GPU_SHARED_LAYOUT_H_
