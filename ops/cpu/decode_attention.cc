@@ -45,6 +45,7 @@ const Target kTargets[] = {
 const RunShareOfTargets& KernelFor(ElementType cache_type) {
   switch (cache_type) {
     case ElementType::kFloat32:
+    case ElementType::kFloat8E4M3:  // no caller has checked such a cache through
       break;
     case ElementType::kFloat16:
       return kRunShareFloat16;

@@ -19,18 +19,21 @@
 
 namespace lean_attention {
 
-// The last two are cache formats only: whole numbers times a scale. An int4 row packs two values to
-// a byte, the even channel in the low half, each as value + 8.
+// The last three are cache formats only: numbers times a scale. An int4 row packs two values to a
+// byte, the even channel in the low half, each as value + 8. Of the last (OCP, 1 + 4 + 3 bits, no
+// infinity) there is no CPU kernel.
 enum class ElementType : int32_t {
   kFloat32 = 0,
   kFloat16 = 1,
   kBFloat16 = 2,
   kInt8 = 3,
-  kInt4 = 4
+  kInt4 = 4,
+  kFloat8E4M3 = 5
 };
 
 LEAN_HOST_DEVICE constexpr bool IsQuantised(ElementType type) {
-  return type == ElementType::kInt8 || type == ElementType::kInt4;
+  return type == ElementType::kInt8 || type == ElementType::kInt4 ||
+         type == ElementType::kFloat8E4M3;
 }
 
 LEAN_HOST_DEVICE constexpr int32_t BitsOf(ElementType type) {
@@ -41,6 +44,7 @@ LEAN_HOST_DEVICE constexpr int32_t BitsOf(ElementType type) {
     case ElementType::kBFloat16:
       return 16;
     case ElementType::kInt8:
+    case ElementType::kFloat8E4M3:
       return 8;
     case ElementType::kInt4:
       break;
@@ -58,6 +62,8 @@ inline const char* NameOf(ElementType type) {
       return "bfloat16";
     case ElementType::kInt8:
       return "int8";
+    case ElementType::kFloat8E4M3:
+      return "float8e4m3";
     case ElementType::kInt4:
       break;
   }

@@ -40,6 +40,9 @@ using emulator::SharedPtr;
 
 inline constexpr int kWarpSize = LEAN_ATTENTION_EMULATED_WARP_SIZE;
 
+inline float FloatOfBits(uint32_t bits) { return emulator::FloatOf(bits); }
+inline uint32_t BitsOfFloat(float x) { return emulator::BitsOf(x); }
+
 // As a default argument: where the function was called.
 constexpr emulator::Place Here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   return {file, line};

@@ -8,9 +8,10 @@
 
 namespace lean_attention::gpu {
 
-// One decode step. Tensors are row-major in device memory and aligned to 16 bytes; a null pointer
+// One decode step, of tensors of Element (Half or BFloat16) and caches of Cache (the same, int8_t
+// or Fp8E4M3). Tensors are row-major in device memory and aligned to 16 bytes; a null pointer
 // stands for an input that is not there. B, S, N, K, H, C as in ops/decode/problem.h.
-template <typename Element>
+template <typename Element, typename Cache>
 struct DecodeArgs {
   Problem problem;                     // its seqlens_k is not read: the next one is
   GlobalPtr<const int32_t> seqlens_k;  // [B], T_b - 1; in the kernel bounded to the cache
@@ -25,8 +26,13 @@ struct DecodeArgs {
   int64_t query_stride;            // N * H, or (N + 2K) * H when packed
   int64_t kv_stride;
 
-  GlobalPtr<Element> key_cache;  // [B, K, C, H]: past and present in one buffer
-  GlobalPtr<Element> value_cache;
+  GlobalPtr<Cache> key_cache;  // [B, K, C, H]: past and present in one buffer
+  GlobalPtr<Cache> value_cache;
+
+  // Of caches of bytes: a cached number stands for number * scale.
+  GlobalPtr<const float> k_scale;  // [K, H], or [1]
+  GlobalPtr<const float> v_scale;  // likewise
+  bool scale_per_channel;
 
   GlobalPtr<const Element> cos_cache;  // [rotary_rows, rotary_half]; null: no rotary
   GlobalPtr<const Element> sin_cache;

@@ -18,15 +18,16 @@
 
 namespace lean_attention::gpu {
 
-template <typename Element, int kHeadSize>
+template <typename Element, typename Cache, int kHeadSize>
 class DecodeBlock {
-  using Fragments = Matrix<Element, kHeadSize>;
-  using Layout = SharedLayout<kHeadSize>;
-  using Ring = KeyRing<Element, kHeadSize>;
+  using Args = DecodeArgs<Element, Cache>;
+  using Fragments = Matrix<Element, Cache>;
+  using Layout = SharedLayout<Cache, kHeadSize>;
+  using Ring = KeyRing<Cache, kHeadSize>;
   static constexpr int kSlots = Fragments::kRowSlots;
 
  public:
-  LEAN_ATTENTION_DEVICE explicit DecodeBlock(const DecodeArgs<Element>& args)
+  LEAN_ATTENTION_DEVICE explicit DecodeBlock(const Args& args)
       : args_(args),
         layout_(RowsPerKvHead(args.problem), args.problem.batch_size),
         region_(RegionLayoutOf(args.problem, args.max_length)),
@@ -90,12 +91,12 @@ class DecodeBlock {
   LEAN_ATTENTION_DEVICE void RunRows(const Piece& piece, int first, int rows) const {
     const int64_t length = stream_.Length(piece.sequence);
     const int64_t row_0 = CacheRow(args_.problem, piece.sequence, piece.kv_head, 0);
-    const CacheRows<Element> cache = {args_.key_cache + row_0, args_.value_cache + row_0,
-                                      VisibleKeysOf(args_.problem, length, 0).begin, length};
-    StoreQueries(piece, length, first, rows);
+    const CacheRows<Cache> cache = {args_.key_cache + row_0, args_.value_cache + row_0,
+                                    VisibleKeysOf(args_.problem, length, 0).begin, length};
+    const float key_factor = StoreQueries(piece, length, first, rows);
     SyncThreads();
-    const auto queries =
-        Fragments::LoadQueries(SharedMemory() + layout_.queries(), Layout::kStride);
+    const QueryFragments<Element, Cache, kHeadSize> queries(SharedMemory() + layout_.queries(0),
+                                                            HasTwoParts() ? 2 : 1);
     LaneRow<Element> lane_rows[kSlots];
     for (int slot = 0; slot < kSlots; ++slot) {
       const int row = Fragments::Row(slot);
@@ -115,13 +116,14 @@ class DecodeBlock {
     };
     for (int i = 0; i < Ring::kAhead; ++i) fetch_next();
 
-    RowStates<Element, kHeadSize> states;
+    RowStates<Element, Cache, kHeadSize> states;
     for (int32_t tile = piece.tile_begin; tile < piece.tile_end; ++tile) {
       states.Reset();
       for (Place at = {tile, Warp()}; IsInTile(piece, length, at); at.block += kWarps) {
         const SharedPtr<const std::byte> block = ring.Next();
         fetch_next();
-        states.Add(args_, queries, lane_rows, block, KeyAt(piece, at));
+        states.Add(queries, lane_rows, args_.scale * key_factor, args_.softcap, block,
+                   KeyAt(piece, at));
       }
       states.Write(As<float>(SharedMemory() + layout_.state(Warp())), rows);
       SyncThreads();
@@ -151,17 +153,50 @@ class DecodeBlock {
     while (at->tile < piece.tile_end && !IsInTile(piece, length, *at)) *at = {at->tile + 1, Warp()};
   }
 
-  LEAN_ATTENTION_DEVICE void StoreQueries(const Piece& piece, int64_t length, int first,
-                                          int rows) const {
-    const SharedPtr<std::byte> queries = SharedMemory() + layout_.queries();
+  // Scales of K's channels join the queries, which then need more than 16 bits.
+  LEAN_ATTENTION_DEVICE bool HasTwoParts() const {
+    return kIsQuantised<Cache> && args_.scale_per_channel;
+  }
+
+  // Puts the query rows into shared memory; returns what scores are to be multiplied by for the
+  // scales of K.
+  LEAN_ATTENTION_DEVICE float StoreQueries(const Piece& piece, int64_t length, int first,
+                                           int rows) const {
+    float factor = 1;
+    if constexpr (kIsQuantised<Cache>) factor = LargestKeyScale(piece.kv_head);
+    const SharedPtr<std::byte> queries = SharedMemory() + layout_.queries(0);
     for (int i = ThreadIndex(); i < kRows * kHeadSize; i += kThreads) {
       const int row = i / kHeadSize;
       const int c = i % kHeadSize;
-      const float x =
-          row < rows ? QueryChannel(args_, piece.sequence, length, piece.kv_head, first + row, c)
-                     : 0.0f;
-      Store(As<Element>(queries + row * Layout::kStride), c, FromFloat<Element>(x));
+      Element x = {};
+      if (row < rows) {
+        x = QueryChannel(args_, piece.sequence, length, piece.kv_head, first + row, c);
+      }
+      const SharedPtr<Element> to = As<Element>(queries + row * Layout::kQueryStride);
+      if (HasTwoParts()) {
+        // Relative to the largest, so that small scales stay within the range of 16 bits.
+        const float scale = ScaleAt(args_, args_.k_scale, piece.kv_head, c);
+        const float scaled = ToFloat(x) * (factor != 0.0f ? scale / factor : 0.0f);
+        x = FromFloat<Element>(scaled);
+        Store(to, Layout::kQueryBytes / static_cast<int>(sizeof(Element)) + c,
+              FromFloat<Element>(scaled - ToFloat(x)));
+      }
+      Store(to, c, x);
     }
+    return factor;
+  }
+
+  // Of a KV head's channels, by size.
+  LEAN_ATTENTION_DEVICE float LargestKeyScale(int32_t kv_head) const {
+    if (!args_.scale_per_channel) return Load(args_.k_scale);
+    float largest = 0;
+    for (int c = Lane(); c < kHeadSize; c += kWarpSize) {
+      largest = fmaxf(largest, fabsf(ScaleAt(args_, args_.k_scale, kv_head, c)));
+    }
+    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
+      largest = fmaxf(largest, ShuffleXor(largest, mask));
+    }
+    return largest;
   }
 
   LEAN_ATTENTION_DEVICE LaneRow<Element> LaneRowOf(const Piece& piece, int64_t length,
@@ -282,7 +317,7 @@ class DecodeBlock {
             Load(from, region_.rows * (kHeadSize + 1) + i / kHeadSize), Load(from, i)};
   }
 
-  const DecodeArgs<Element>& args_;
+  const Args& args_;
   Layout layout_;
   RegionLayout region_;
   SharedStream stream_;
@@ -291,10 +326,10 @@ class DecodeBlock {
 
 // Blocks of kThreads threads, SharedLayout::bytes() of shared memory each, as many as shares or
 // fewer.
-template <typename Element, int kHeadSize>
+template <typename Element, typename Cache, int kHeadSize>
 LEAN_ATTENTION_KERNEL(kThreads)
-void DecodeAttention(const DecodeArgs<Element> args) {
-  DecodeBlock<Element, kHeadSize>(args).Run();
+void DecodeAttention(const DecodeArgs<Element, Cache> args) {
+  DecodeBlock<Element, Cache, kHeadSize>(args).Run();
 }
 
 }  // namespace lean_attention::gpu

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "ops/decode/softmax_state.h"
+#include "ops/gpu/cache_format.h"
 #include "ops/gpu/decode_args.h"
 
 namespace lean_attention::gpu {
@@ -20,8 +21,8 @@ struct Token {
 
 // Channel c of x [H] rotated by the angle of its token's position (RoFormer, arXiv 2104.09864):
 // (a, b) -> (a cos - b sin, b cos + a sin) for each pair; channels past the pairs stay.
-template <typename Element>
-LEAN_ATTENTION_DEVICE float Rotated(const DecodeArgs<Element>& args, const Token& token,
+template <typename Element, typename Cache>
+LEAN_ATTENTION_DEVICE float Rotated(const DecodeArgs<Element, Cache>& args, const Token& token,
                                     GlobalPtr<const Element> x, int32_t c) {
   const int32_t half = args.rotary_half;
   if (args.cos_cache == nullptr || c >= 2 * half) return ToFloat(Load(x, c));
@@ -48,9 +49,29 @@ LEAN_ATTENTION_DEVICE int64_t CacheRow(const Problem& p, int32_t sequence, int32
   return ((int64_t{sequence} * p.kv_num_heads + kv_head) * p.cache_rows + row) * p.head_size;
 }
 
+// The scale of a channel of a quantised cache.
+template <typename Element, typename Cache>
+LEAN_ATTENTION_DEVICE float ScaleAt(const DecodeArgs<Element, Cache>& args,
+                                    GlobalPtr<const float> scales, int32_t kv_head, int32_t c) {
+  return Load(scales, args.scale_per_channel ? int64_t{kv_head} * args.problem.head_size + c : 0);
+}
+
+// A number as it is cached: by the reciprocal of the scale, as the CPU does.
+template <typename Element, typename Cache>
+LEAN_ATTENTION_DEVICE Cache ToCache(const DecodeArgs<Element, Cache>& args,
+                                    GlobalPtr<const float> scales, int32_t kv_head, int32_t c,
+                                    Element x) {
+  if constexpr (kIsQuantised<Cache>) {
+    const float scale = ScaleAt(args, scales, kv_head, c);
+    return Quantised<Cache>(ToFloat(x) * (scale != 0.0f ? 1.0f / scale : 1.0f));
+  } else {
+    return x;
+  }
+}
+
 // Writes a token's key and value to the cache; for all threads of the block.
-template <typename Element>
-LEAN_ATTENTION_DEVICE void AppendRow(const DecodeArgs<Element>& args, const Token& token,
+template <typename Element, typename Cache>
+LEAN_ATTENTION_DEVICE void AppendRow(const DecodeArgs<Element, Cache>& args, const Token& token,
                                      int32_t kv_head) {
   const Problem& p = args.problem;
   const int64_t from =
@@ -58,8 +79,10 @@ LEAN_ATTENTION_DEVICE void AppendRow(const DecodeArgs<Element>& args, const Toke
       int64_t{kv_head} * p.head_size;
   const int64_t to = CacheRow(p, token.sequence, kv_head, token.position);
   for (int32_t c = ThreadIndex(); c < p.head_size; c += BlockThreads()) {
-    Store(args.key_cache, to + c, FromFloat<Element>(Rotated(args, token, args.key + from, c)));
-    Store(args.value_cache, to + c, Load(args.value, from + c));
+    const Element k = FromFloat<Element>(Rotated(args, token, args.key + from, c));
+    const Element v = Load(args.value, from + c);
+    Store(args.key_cache, to + c, ToCache(args, args.k_scale, kv_head, c, k));
+    Store(args.value_cache, to + c, ToCache(args, args.v_scale, kv_head, c, v));
   }
 }
 
@@ -68,16 +91,17 @@ LEAN_ATTENTION_DEVICE int32_t HeadOf(const Problem& p, int32_t kv_head, int32_t 
   return kv_head * GroupSize(p) + row % GroupSize(p);
 }
 
-// Channel c of a query row, rotated.
-template <typename Element>
-LEAN_ATTENTION_DEVICE float QueryChannel(const DecodeArgs<Element>& args, int32_t sequence,
-                                         int64_t length, int32_t kv_head, int32_t row, int32_t c) {
+// Channel c of a query row, rotated and rounded.
+template <typename Element, typename Cache>
+LEAN_ATTENTION_DEVICE Element QueryChannel(const DecodeArgs<Element, Cache>& args, int32_t sequence,
+                                           int64_t length, int32_t kv_head, int32_t row,
+                                           int32_t c) {
   const Problem& p = args.problem;
   const int32_t index = row / GroupSize(p);
   const Token token = {sequence, index, length - p.sequence_length + index};
   const int64_t from = (int64_t{sequence} * p.sequence_length + index) * args.query_stride +
                        int64_t{HeadOf(p, kv_head, row)} * p.head_size;
-  return Rotated(args, token, args.query + from, c);
+  return FromFloat<Element>(Rotated(args, token, args.query + from, c));
 }
 
 // A softmax state's part in one channel.
@@ -94,15 +118,16 @@ LEAN_ATTENTION_DEVICE ChannelState MergeChannels(const ChannelState& a, const Ch
 }
 
 // Finishes the softmax of a row's channel and writes it.
-template <typename Element>
-LEAN_ATTENTION_DEVICE void WriteOutput(const DecodeArgs<Element>& args, int32_t sequence,
+template <typename Element, typename Cache>
+LEAN_ATTENTION_DEVICE void WriteOutput(const DecodeArgs<Element, Cache>& args, int32_t sequence,
                                        int32_t kv_head, int32_t row, int32_t c,
                                        const ChannelState& state) {
   const Problem& p = args.problem;
   const int32_t head = HeadOf(p, kv_head, row);
   float sink = args.smooth_softmax ? 0.0f : -INFINITY;
   if (args.head_sink != nullptr) sink = ToFloat(Load(args.head_sink, head));
-  const float o = state.o * OutputScale(state.m, state.l, sink * kLog2E);
+  float o = state.o * OutputScale(state.m, state.l, sink * kLog2E);
+  if constexpr (kIsQuantised<Cache>) o *= ScaleAt(args, args.v_scale, kv_head, c);
   const int64_t token = int64_t{sequence} * p.sequence_length + row / GroupSize(p);
   Store(args.output, (token * p.num_heads + head) * p.head_size + c, FromFloat<Element>(o));
 }

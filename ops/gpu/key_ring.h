@@ -10,17 +10,17 @@
 namespace lean_attention::gpu {
 
 // One KV head's rows of a cache; those outside [begin, end) are never read.
-template <typename Element>
+template <typename Cache>
 struct CacheRows {
-  GlobalPtr<const Element> k;  // row 0
-  GlobalPtr<const Element> v;
+  GlobalPtr<const Cache> k;  // row 0
+  GlobalPtr<const Cache> v;
   int64_t begin;
   int64_t end;
 };
 
-template <typename Element, int kHeadSize>
+template <typename Cache, int kHeadSize>
 class KeyRing {
-  using Layout = SharedLayout<kHeadSize>;
+  using Layout = SharedLayout<Cache, kHeadSize>;
 
  public:
   static constexpr int kAhead = Layout::kStages - 1;  // blocks that are fetched ahead
@@ -29,8 +29,8 @@ class KeyRing {
 
   // Starts the copy of kKeys rows from `key` on into the next place; for all lanes, as all of this.
   // Zeros stand for rows that are not read.
-  LEAN_ATTENTION_DEVICE void Fetch(const CacheRows<Element>& rows, int64_t key) {
-    constexpr int kChunk = 16 / sizeof(Element);
+  LEAN_ATTENTION_DEVICE void Fetch(const CacheRows<Cache>& rows, int64_t key) {
+    constexpr int kChunk = 16 / sizeof(Cache);
     constexpr int kChunksOfRow = kHeadSize / kChunk;
     const SharedPtr<std::byte> to = Place(fetched_++);
     for (int i = Lane(); i < kKeys * kChunksOfRow; i += kWarpSize) {

@@ -43,6 +43,7 @@
 //   ToFloat(Half | BFloat16 | Fp8E4M3 | int8_t)    exact
 //   FromFloat<Half | BFloat16>(float)              to nearest, ties to even; NaN stays NaN
 //   PackPair<Half | BFloat16>(low, high)           two of them in a uint32_t
+//   FloatOfBits(uint32_t)  BitsOfFloat(float)      the same bits
 //   Exp2(float)                                    2^x to a few units in the last place
 
 #ifndef LEAN_ATTENTION_OPS_GPU_PORTABLE_H_
@@ -84,7 +85,7 @@ struct BFloat16 {
   uint16_t bits;
   static constexpr bool kIsBFloat16 = true;
 };
-struct Fp8E4M3 {  // OCP: no infinity, 0x7F and 0xFF are NaN
+struct Fp8E4M3 {  // OCP: no infinity, 0x7F and 0xFF are NaN; 448 at most
   uint8_t bits;
 };
 

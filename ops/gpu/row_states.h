@@ -20,10 +20,49 @@ struct LaneRow {
   GlobalPtr<const Element> bias;  // indexed by position; null: none
 };
 
-template <typename Element, int kHeadSize>
+// The queries of 16 rows as matrix instructions take them: in registers where there is room,
+// otherwise read from shared memory every time.
+template <typename Element, typename Cache, int kHeadSize>
+class QueryFragments {
+  using Fragments = Matrix<Element, Cache>;
+  using Layout = SharedLayout<Cache, kHeadSize>;
+  static constexpr bool kInRegisters = kHeadSize <= 128;
+
+ public:
+  static constexpr int kSteps = kHeadSize / 16;
+
+  // parts: 2 where the rest of each number, which 16 bits do not hold, is multiplied too.
+  LEAN_ATTENTION_DEVICE QueryFragments(SharedPtr<const std::byte> memory, int parts)
+      : memory_(memory), parts_(parts) {
+    for (int step = 0; kInRegisters && step < kSteps; ++step) held_[step] = LoadPart(0, step);
+  }
+
+  LEAN_ATTENTION_DEVICE void AddScores(SharedPtr<const std::byte> k,
+                                       float (&scores)[Fragments::kValues]) const {
+    for (int step = 0; step < kSteps; ++step) {
+      const auto queries = kInRegisters ? held_[step] : LoadPart(0, step);
+      Fragments::AddScores(queries, k, Layout::kStride, step, scores);
+    }
+    for (int step = 0; parts_ == 2 && step < kSteps; ++step) {
+      Fragments::AddScores(LoadPart(1, step), k, Layout::kStride, step, scores);
+    }
+  }
+
+ private:
+  LEAN_ATTENTION_DEVICE typename Fragments::Queries LoadPart(int part, int step) const {
+    return Fragments::LoadQueries(memory_ + part * Layout::kQueryBytes, Layout::kQueryStride, step);
+  }
+
+  SharedPtr<const std::byte> memory_;
+  int parts_;
+  typename Fragments::Queries held_[kInRegisters ? kSteps : 1];
+};
+
+template <typename Element, typename Cache, int kHeadSize>
 class RowStates {
-  using Fragments = Matrix<Element, kHeadSize>;
-  using Layout = SharedLayout<kHeadSize>;
+  using Fragments = Matrix<Element, Cache>;
+  using Layout = SharedLayout<Cache, kHeadSize>;
+  static constexpr int kSteps = kHeadSize / 16;
   static constexpr int kSlots = Fragments::kRowSlots;
   static constexpr int kValues = Fragments::kValues;
 
@@ -38,22 +77,22 @@ class RowStates {
     }
   }
 
-  // Takes in kKeys keys from position `key` on. Order: scale, softcap, bias, mask, softmax.
-  LEAN_ATTENTION_DEVICE void Add(const DecodeArgs<Element>& args,
-                                 const typename Fragments::Queries& queries,
-                                 const LaneRow<Element> (&rows)[kSlots],
+  // Takes in kKeys keys from position `key` on: K and then V at `block`. `scale` is what sums of
+  // products are multiplied by. Order: scale, softcap, bias, mask, softmax.
+  LEAN_ATTENTION_DEVICE void Add(const QueryFragments<Element, Cache, kHeadSize>& queries,
+                                 const LaneRow<Element> (&rows)[kSlots], float scale, float softcap,
                                  SharedPtr<const std::byte> block, int64_t key) {
     float s[kValues] = {};
-    Fragments::Scores(queries, block, Layout::kStride, s);
+    queries.AddScores(block, s);
 
     float top[kSlots];
     for (int slot = 0; slot < kSlots; ++slot) top[slot] = -INFINITY;
     for (int i = 0; i < kValues; ++i) {
       const LaneRow<Element>& row = rows[Fragments::SlotOf(i)];
-      const int64_t position = key + Fragments::ColumnOf(i);
+      const int64_t position = key + Fragments::KeyOf(i);
       const bool is_visible = position >= row.begin && position < row.end;
-      float x = s[i] * args.scale;
-      if (args.softcap > 0) x = args.softcap * tanhf(x / args.softcap);
+      float x = s[i] * scale;
+      if (softcap > 0) x = softcap * tanhf(x / softcap);
       if (row.bias != nullptr && is_visible) x += ToFloat(Load(row.bias, position));
       s[i] = is_visible ? x * kLog2E : -INFINITY;
       top[Fragments::SlotOf(i)] = fmaxf(top[Fragments::SlotOf(i)], s[i]);
@@ -79,8 +118,10 @@ class RowStates {
     for (auto& channels : o_) {
       for (int i = 0; i < kValues; ++i) channels[i] *= decay[Fragments::SlotOf(i)];
     }
-    Fragments::AddValues(Fragments::ToWeights(s), block + Layout::kMatrixBytes, Layout::kStride,
-                         o_);
+    const auto weights = Fragments::ToWeights(s);
+    for (int step = 0; step < kSteps; ++step) {
+      Fragments::AddValues(weights, block + Layout::kMatrixBytes, Layout::kStride, step, o_[step]);
+    }
   }
 
   // Writes the first `rows` rows: o [rows, H], m [rows], l [rows].
@@ -91,11 +132,11 @@ class RowStates {
       Store(state, rows * kHeadSize + row, m_[slot]);
       Store(state, rows * (kHeadSize + 1) + row, l_[slot]);
     }
-    for (int step = 0; step < Fragments::kSteps; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       for (int i = 0; i < kValues; ++i) {
         const int row = Fragments::Row(Fragments::SlotOf(i));
         if (row >= rows) continue;
-        Store(state, row * kHeadSize + step * 16 + Fragments::ColumnOf(i), o_[step][i]);
+        Store(state, row * kHeadSize + step * 16 + Fragments::ChannelOf(i), o_[step][i]);
       }
     }
   }
@@ -103,7 +144,7 @@ class RowStates {
  private:
   float m_[kSlots];
   float l_[kSlots];
-  float o_[Fragments::kSteps][kValues];
+  float o_[kSteps][kValues];
 };
 
 }  // namespace lean_attention::gpu

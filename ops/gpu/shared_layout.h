@@ -3,6 +3,7 @@
 #ifndef LEAN_ATTENTION_OPS_GPU_SHARED_LAYOUT_H_
 #define LEAN_ATTENTION_OPS_GPU_SHARED_LAYOUT_H_
 
+#include "ops/gpu/cache_format.h"
 #include "ops/gpu/stream.h"
 
 namespace lean_attention::gpu {
@@ -12,17 +13,23 @@ inline constexpr int kThreads = kWarps * kWarpSize;
 inline constexpr int kRows = 16;  // query rows that a block works on at a time
 inline constexpr int kKeys = 16;  // that a warp works on at a time
 
-template <int kHeadSize>
+template <typename Cache, int kHeadSize>
 struct SharedLayout {
   static_assert(kHeadSize % 16 == 0, "matrix instructions take 16 channels at a time");
 
-  // Rows of 16-bit numbers an odd multiple of 16 bytes apart: those of a matrix are in different
-  // banks.
-  static constexpr int kRowBytes = kHeadSize * 2;
-  static constexpr int kStride = kRowBytes + (kRowBytes % 32 == 0 ? 16 : 0);
+  // Rows an odd multiple of 16 bytes apart: those of a matrix are in different banks.
+  static constexpr int StrideOf(int row_bytes) {
+    return row_bytes + (row_bytes % 32 == 0 ? 16 : 0);
+  }
+  static constexpr int kStride = StrideOf(kHeadSize * static_cast<int>(sizeof(Cache)));
+  static constexpr int kQueryStride = StrideOf(kHeadSize * 2);
+  // Queries in two parts, the second of them what the first leaves out, where scales of channels
+  // are in them.
+  static constexpr int kQueryParts = kIsQuantised<Cache> ? 2 : 1;
+  static constexpr int kQueryBytes = kRows * kQueryStride;
   static constexpr int kMatrixBytes = kKeys * kStride;
   // Blocks of keys in flight or in use, of each warp; K and V of a block.
-  static constexpr int kStages = kHeadSize <= 128 ? 3 : 2;
+  static constexpr int kStages = kHeadSize * sizeof(Cache) <= 256 ? 3 : 2;
   static constexpr int kRingBytes = kStages * 2 * kMatrixBytes;
 
   int rows;        // of a KV head that are worked on at a time, at most kRows
@@ -33,10 +40,8 @@ struct SharedLayout {
         batch_size(batch) {}
 
   LEAN_HOST_DEVICE int flag() const { return 0; }  // whether this block arrived last
-  LEAN_HOST_DEVICE int queries() const { return 16; }
-  LEAN_HOST_DEVICE int ring(int warp) const {
-    return queries() + kRows * kStride + warp * kRingBytes;
-  }
+  LEAN_HOST_DEVICE int queries(int part) const { return 16 + part * kQueryBytes; }
+  LEAN_HOST_DEVICE int ring(int warp) const { return queries(kQueryParts) + warp * kRingBytes; }
   // The states of one tile that the warps have: o [rows, H], m [rows], l [rows] each.
   LEAN_HOST_DEVICE int state_floats() const { return rows * (kHeadSize + 2); }
   LEAN_HOST_DEVICE int state(int warp) const { return ring(kWarps) + warp * 4 * state_floats(); }

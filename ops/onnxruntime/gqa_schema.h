@@ -78,6 +78,8 @@ constexpr ONNXTensorElementDataType OnnxType(ElementType type) {
       return ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
     case ElementType::kInt8:
       return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+    case ElementType::kFloat8E4M3:
+      return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E4M3FN;
     case ElementType::kInt4:  // two to a byte
       break;
   }

@@ -11,7 +11,13 @@ namespace lean_attention::testing {
 namespace {
 
 constexpr StepTypes kHalfStep = {"float16", ElementType::kFloat16, ElementType::kFloat16, false};
-constexpr StepTypes kBFloat16Step = {"bfloat16", ElementType::kBFloat16, ElementType::kBFloat16, false};
+constexpr StepTypes kInt8Step = {"float16_int8", ElementType::kFloat16, ElementType::kInt8, false};
+constexpr StepTypes kInt8ChannelsStep = {"bfloat16_int8_channels", ElementType::kBFloat16,
+                                         ElementType::kInt8, true};
+constexpr StepTypes kInt8HalfChannelsStep = {"float16_int8_channels", ElementType::kFloat16,
+                                             ElementType::kInt8, true};
+constexpr StepTypes kBFloat16Step = {"bfloat16", ElementType::kBFloat16, ElementType::kBFloat16,
+                                     false};
 
 class GpuDecode : public ::testing::TestWithParam<std::tuple<StepTypes, int>> {
  protected:
@@ -33,7 +39,9 @@ TEST_P(GpuDecode, IsRight) { ExpectLaunchIsRight(Spec()); }
 TEST_P(GpuDecode, IsRightInShares) { ExpectLaunchIsRight(Spec(), {Schedule::kLean, 5}); }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuDecode,
-                         ::testing::Combine(::testing::Values(kHalfStep, kBFloat16Step),
+                         ::testing::Combine(::testing::Values(kHalfStep, kBFloat16Step, kInt8Step,
+                                                              kInt8ChannelsStep,
+                                                              kInt8HalfChannelsStep),
                                             ::testing::Values(64, 80, 96, 128, 256)));
 
 }  // namespace

@@ -31,30 +31,40 @@ DeviceBuffer<T> CopyToDevice(const T* from, int64_t count) {
   return DeviceBuffer<T>(from == nullptr ? std::vector<T>() : std::vector<T>(from, from + count));
 }
 
-// The element type of 16 bits, and the head size, as constants.
+// Calls body with objects of the types of elements and of the cache, and with the head size.
 template <typename Body>
 void WithKernel(const StepSpec& spec, Body body) {
-  const auto with_element = [&](auto element) {
+  const auto with_types = [&](auto element, auto cache) {
     switch (spec.head_size) {
       case 64:
-        return body(element, std::integral_constant<int, 64>());
+        return body(element, cache, std::integral_constant<int, 64>());
       case 80:
-        return body(element, std::integral_constant<int, 80>());
+        return body(element, cache, std::integral_constant<int, 80>());
       case 96:
-        return body(element, std::integral_constant<int, 96>());
+        return body(element, cache, std::integral_constant<int, 96>());
       case 128:
-        return body(element, std::integral_constant<int, 128>());
+        return body(element, cache, std::integral_constant<int, 128>());
       case 256:
-        return body(element, std::integral_constant<int, 256>());
+        return body(element, cache, std::integral_constant<int, 256>());
       default:
         throw std::invalid_argument("no GPU kernel for this head size");
+    }
+  };
+  const auto with_element = [&](auto element) {
+    switch (spec.types.cache) {
+      case ElementType::kInt8:
+        return with_types(element, int8_t());
+      case ElementType::kFloat8E4M3:
+        return with_types(element, gpu::Fp8E4M3());
+      default:
+        return with_types(element, element);
     }
   };
   spec.types.element == ElementType::kFloat16 ? with_element(gpu::Half())
                                               : with_element(gpu::BFloat16());
 }
 
-template <typename Element, int kHeadSize>
+template <typename Element, typename Cache, int kHeadSize>
 void Launch(Step* step, const GpuLaunch& launch) {
   const cpu::DecodeArgs host = step->Args();
   const Problem& p = host.problem;
@@ -62,8 +72,8 @@ void Launch(Step* step, const GpuLaunch& launch) {
   auto query = ToDevice<Element>(step->query);
   auto key = ToDevice<Element>(step->key());
   auto value = ToDevice<Element>(step->value());
-  auto key_cache = ToDevice<Element>(step->present_key);
-  auto value_cache = ToDevice<Element>(step->present_value);
+  auto key_cache = ToDevice<Cache>(step->present_key);
+  auto value_cache = ToDevice<Cache>(step->present_value);
   auto cos = ToDevice<Element>(step->cos);
   auto sin = ToDevice<Element>(step->sin);
   auto bias = ToDevice<Element>(step->bias);
@@ -71,6 +81,9 @@ void Launch(Step* step, const GpuLaunch& launch) {
   auto output = ToDevice<Element>(step->output);
   auto lengths = CopyToDevice(p.seqlens_k, p.batch_size);
   auto positions = CopyToDevice(host.position_ids, tokens);
+  const int64_t scales = host.scale_per_channel ? int64_t{p.kv_num_heads} * p.head_size : 1;
+  auto k_scale = CopyToDevice(host.k_scale, scales);
+  auto v_scale = CopyToDevice(host.v_scale, scales);
   const int64_t max_length = step->cache_rows() - step->spec().spare_rows;
 
   // No pointer to what the kernel must not need.
@@ -84,7 +97,7 @@ void Launch(Step* step, const GpuLaunch& launch) {
   const auto if_any = [](const Tensor& tensor, const DeviceBuffer<Element>& buffer) {
     return tensor.empty() ? gpu::GlobalPtr<const Element>() : buffer.ConstPtr();
   };
-  gpu::DecodeArgs<Element> args = {};
+  gpu::DecodeArgs<Element, Cache> args = {};
   args.problem = problem;
   args.seqlens_k = lengths.ConstPtr();
   args.max_length = max_length;
@@ -97,6 +110,9 @@ void Launch(Step* step, const GpuLaunch& launch) {
   args.kv_stride = host.kv_stride;
   args.key_cache = key_cache.Ptr();
   args.value_cache = value_cache.Ptr();
+  if (host.k_scale != nullptr) args.k_scale = k_scale.ConstPtr();
+  if (host.v_scale != nullptr) args.v_scale = v_scale.ConstPtr();
+  args.scale_per_channel = host.scale_per_channel;
   args.cos_cache = if_any(step->cos, cos);
   args.sin_cache = if_any(step->sin, sin);
   args.rotary_rows = host.rotary_half > 0 ? step->cos.count() / host.rotary_half : 0;
@@ -118,11 +134,11 @@ void Launch(Step* step, const GpuLaunch& launch) {
   emulator::LaunchConfig config;
   config.blocks = launch.blocks > 0 ? launch.blocks : static_cast<int>(cut.shares());
   config.threads = gpu::kThreads;
-  config.shared_bytes = gpu::SharedLayout<kHeadSize>(RowsPerKvHead(p), p.batch_size).bytes();
+  config.shared_bytes = gpu::SharedLayout<Cache, kHeadSize>(RowsPerKvHead(p), p.batch_size).bytes();
   config.seed = launch.seed;
   config.resident_blocks = launch.resident_blocks;
   const emulator::Report report =
-      emulator::Launch(config, [&] { gpu::DecodeAttention<Element, kHeadSize>(args); });
+      emulator::Launch(config, [&] { gpu::DecodeAttention<Element, Cache, kHeadSize>(args); });
   EXPECT_TRUE(report.ok()) << report.ToString() << "\n" << step->spec();
   EXPECT_TRUE(std::all_of(arrived.begin(), arrived.end(), [](int32_t n) { return n == 0; }))
       << "a counter is left: " << step->spec();
@@ -136,8 +152,8 @@ void Launch(Step* step, const GpuLaunch& launch) {
 
 Step AfterLaunch(const Step& before, const GpuLaunch& launch) {
   Step step = before;
-  WithKernel(step.spec(), [&](auto element, auto head_size) {
-    Launch<decltype(element), decltype(head_size)::value>(&step, launch);
+  WithKernel(step.spec(), [&](auto element, auto cache, auto head_size) {
+    Launch<decltype(element), decltype(cache), decltype(head_size)::value>(&step, launch);
   });
   return step;
 }

@@ -56,6 +56,9 @@ LEAN_ATTENTION_DEVICE unsigned AtomicIncrementWrap(unsigned* pointer, unsigned l
   return atomicInc(pointer, last);
 }
 
+LEAN_ATTENTION_DEVICE float FloatOfBits(uint32_t bits) { return __uint_as_float(bits); }
+LEAN_ATTENTION_DEVICE uint32_t BitsOfFloat(float x) { return __float_as_uint(x); }
+
 LEAN_ATTENTION_DEVICE float BFloat16ToFloat(uint16_t bits) {
   return __uint_as_float(static_cast<unsigned>(bits) << 16);
 }

@@ -9,20 +9,20 @@
 #ifndef LEAN_ATTENTION_OPS_GPU_PRIMITIVES_AMD_H_
 #define LEAN_ATTENTION_OPS_GPU_PRIMITIVES_AMD_H_
 
-#include "ops/gpu/portable.h"
+#include "ops/gpu/cache_format.h"
 
 namespace lean_attention::gpu {
 
 // As in primitives/nvidia.h.
-template <typename Element, int kHeadSize>
+template <typename Element, typename Cache>
 struct Matrix {
   static constexpr int kRowSlots = 1;
   static constexpr int kValues = 4;
-  static constexpr int kSteps = kHeadSize / 16;
 
   static LEAN_ATTENTION_DEVICE int Row(int) { return Lane() % 16; }
   static constexpr LEAN_ATTENTION_DEVICE int SlotOf(int) { return 0; }
-  static LEAN_ATTENTION_DEVICE int ColumnOf(int i) { return Lane() / 16 * 4 + i; }
+  static LEAN_ATTENTION_DEVICE int KeyOf(int i) { return Lane() / 16 * 4 + i; }
+  static LEAN_ATTENTION_DEVICE int ChannelOf(int i) { return KeyOf(i); }
   static LEAN_ATTENTION_DEVICE bool SpeaksForRow() { return Lane() / 16 == 0; }
 
   static LEAN_ATTENTION_DEVICE float RowMax(float x) {
@@ -34,26 +34,20 @@ struct Matrix {
     return x + ShuffleXor(x, 32);
   }
 
-  using Four = Vec<Element, 4>;
+  using Queries = Vec<Element, 4>;
 
-  struct Queries {
-    Four b[kSteps];
-  };
-
-  static LEAN_ATTENTION_DEVICE Queries LoadQueries(SharedPtr<const std::byte> q, int stride) {
-    Queries queries;
-    const SharedPtr<const Four> row = As<Four>(q + Lane() % 16 * stride);
-    for (int step = 0; step < kSteps; ++step) queries.b[step] = Load(row, step * 4 + Lane() / 16);
-    return queries;
+  static LEAN_ATTENTION_DEVICE Queries LoadQueries(SharedPtr<const std::byte> q, int stride,
+                                                   int step) {
+    return Load(As<Queries>(q + Lane() % 16 * stride), step * 4 + Lane() / 16);
   }
 
-  static LEAN_ATTENTION_DEVICE void Scores(const Queries& queries, SharedPtr<const std::byte> k,
-                                           int stride, float (&scores)[kValues]) {
-    const SharedPtr<const Four> row = As<Four>(k + Lane() % 16 * stride);
-    for (int step = 0; step < kSteps; ++step) {
-      const Four a = Load(row, step * 4 + Lane() / 16);
-      Mfma16x16x16(scores, a.values, queries.b[step].values);
-    }
+  static LEAN_ATTENTION_DEVICE void AddScores(const Queries& queries, SharedPtr<const std::byte> k,
+                                              int stride, int step, float (&scores)[kValues]) {
+    using Four = Vec<Cache, 4>;
+    const Four four = Load(As<Four>(k + Lane() % 16 * stride), step * 4 + Lane() / 16);
+    Element a[4];
+    for (int i = 0; i < 4; ++i) a[i] = ToElement<Element>(four[i]);
+    Mfma16x16x16(scores, a, queries.values);
   }
 
   struct Weights {
@@ -67,14 +61,13 @@ struct Matrix {
   }
 
   static LEAN_ATTENTION_DEVICE void AddValues(const Weights& weights, SharedPtr<const std::byte> v,
-                                              int stride, float (&output)[kSteps][kValues]) {
-    for (int step = 0; step < kSteps; ++step) {
-      Element a[4];
-      for (int i = 0; i < 4; ++i) {
-        a[i] = Load(As<Element>(v + ColumnOf(i) * stride), step * 16 + Lane() % 16);
-      }
-      Mfma16x16x16(output[step], a, weights.b);
+                                              int stride, int step, float (&output)[kValues]) {
+    Element a[4];
+    for (int i = 0; i < 4; ++i) {
+      const Cache x = Load(As<Cache>(v + KeyOf(i) * stride), step * 16 + Lane() % 16);
+      a[i] = ToElement<Element>(x);
     }
+    Mfma16x16x16(output, a, weights.b);
   }
 };
 

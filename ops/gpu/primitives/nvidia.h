@@ -5,27 +5,34 @@
 //
 // What the scores' instructions leave in a lane is what the output's take as their A: weights never
 // leave the registers. Lane layouts: PTX ISA, "Matrix fragments for mma.m16n8k16".
+//
+// Caches of 8-bit numbers are taken four bytes at a time. The order of channels is free as long as
+// both sides have the same: for scores a lane has four neighbouring ones where the instruction
+// counts 2t, 2t + 1, 2t + 8, 2t + 9; of values, which are transposed two to a 16-bit unit, the even
+// and the odd channels go to an instruction each.
 
 #ifndef LEAN_ATTENTION_OPS_GPU_PRIMITIVES_NVIDIA_H_
 #define LEAN_ATTENTION_OPS_GPU_PRIMITIVES_NVIDIA_H_
 
-#include "ops/gpu/portable.h"
+#include "ops/gpu/cache_format.h"
 
 namespace lean_attention::gpu {
 
 // Matrices in shared memory are rows of `stride` bytes, an odd multiple of 16, so that eight rows
 // of a matrix lie in different banks.
-template <typename Element, int kHeadSize>
+template <typename Element, typename Cache>
 struct Matrix {
   static constexpr int kRowSlots = 2;  // query rows that a lane holds something of
   static constexpr int kValues = 8;    // of 16 x 16 in a lane
-  static constexpr int kSteps = kHeadSize / 16;
 
   static LEAN_ATTENTION_DEVICE int Row(int slot) { return Lane() / 4 + 8 * slot; }
-  // Value i of a lane: which of its row slots, and which key or channel of 16.
+  // Of value i of a lane: which of its row slots, and which key or channel of 16.
   static constexpr LEAN_ATTENTION_DEVICE int SlotOf(int i) { return i / 2 % 2; }
-  static LEAN_ATTENTION_DEVICE int ColumnOf(int i) { return i / 4 * 8 + Lane() % 4 * 2 + i % 2; }
-  // Lanes that hold the same rows: one of them speaks for all.
+  static LEAN_ATTENTION_DEVICE int KeyOf(int i) { return i / 4 * 8 + Column(i); }
+  static LEAN_ATTENTION_DEVICE int ChannelOf(int i) {
+    return kIsQuantised<Cache> ? 2 * Column(i) + i / 4 : KeyOf(i);
+  }
+  // Of the lanes that hold the same rows, the one that speaks for all.
   static LEAN_ATTENTION_DEVICE bool SpeaksForRow() { return Lane() % 4 == 0; }
 
   static LEAN_ATTENTION_DEVICE float RowMax(float x) {
@@ -37,29 +44,46 @@ struct Matrix {
     return x + ShuffleXor(x, 2);
   }
 
+  // 16 channels of the queries.
   struct Queries {
-    uint32_t a[kSteps][4];
+    uint32_t a[4];
   };
 
-  static LEAN_ATTENTION_DEVICE Queries LoadQueries(SharedPtr<const std::byte> q, int stride) {
+  static LEAN_ATTENTION_DEVICE Queries LoadQueries(SharedPtr<const std::byte> q, int stride,
+                                                   int step) {
     Queries queries;
-    const SharedPtr<const std::byte> row = q + Lane() % 16 * stride + Lane() / 16 * 16;
-    for (int step = 0; step < kSteps; ++step) LoadMatrixX4(queries.a[step], row + step * 32);
+    if constexpr (kIsQuantised<Cache>) {
+      using Four = Vec<uint32_t, 2>;  // channels
+      for (int slot = 0; slot < 2; ++slot) {
+        const Four four = Load(As<Four>(q + Row(slot) * stride + step * 32), Lane() % 4);
+        queries.a[slot] = four[0];
+        queries.a[slot + 2] = four[1];
+      }
+    } else {
+      LoadMatrixX4(queries.a, q + Lane() % 16 * stride + Lane() / 16 * 16 + step * 32);
+    }
     return queries;
   }
 
-  static LEAN_ATTENTION_DEVICE void Scores(const Queries& queries, SharedPtr<const std::byte> k,
-                                           int stride, float (&scores)[kValues]) {
-    const int key = Lane() % 8 + Lane() / 16 * 8;
-    const SharedPtr<const std::byte> row = k + key * stride + Lane() / 8 % 2 * 16;
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t b[4];
-      LoadMatrixX4(b, row + step * 32);
-      MmaM16N8K16<Element>(scores, queries.a[step], b);
-      MmaM16N8K16<Element>(scores + 4, queries.a[step], b + 2);
+  // Adds the products of 16 channels.
+  static LEAN_ATTENTION_DEVICE void AddScores(const Queries& queries, SharedPtr<const std::byte> k,
+                                              int stride, int step, float (&scores)[kValues]) {
+    uint32_t b[4];
+    if constexpr (kIsQuantised<Cache>) {
+      for (int half = 0; half < 2; ++half) {
+        const int key = Lane() / 4 + 8 * half;
+        Unpack<Element, Cache>(Load(As<uint32_t>(k + key * stride + step * 16), Lane() % 4),
+                               b + 2 * half);
+      }
+    } else {
+      const int key = Lane() % 8 + Lane() / 16 * 8;
+      LoadMatrixX4(b, k + key * stride + Lane() / 8 % 2 * 16 + step * 32);
     }
+    MmaM16N8K16<Element>(scores, queries.a, b);
+    MmaM16N8K16<Element>(scores + 4, queries.a, b + 2);
   }
 
+  // 16 keys' weights.
   struct Weights {
     uint32_t a[4];
   };
@@ -70,15 +94,31 @@ struct Matrix {
     return weights;
   }
 
+  // Adds 16 keys' values in 16 channels.
   static LEAN_ATTENTION_DEVICE void AddValues(const Weights& weights, SharedPtr<const std::byte> v,
-                                              int stride, float (&output)[kSteps][kValues]) {
-    const SharedPtr<const std::byte> row = v + Lane() % 16 * stride + Lane() / 16 * 16;
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t b[4];
-      LoadMatrixX4Transposed(b, row + step * 32);
-      MmaM16N8K16<Element>(output[step], weights.a, b);
-      MmaM16N8K16<Element>(output[step] + 4, weights.a, b + 2);
+                                              int stride, int step, float (&output)[kValues]) {
+    uint32_t b[4];
+    if constexpr (kIsQuantised<Cache>) {
+      uint32_t keys[2];  // two channels of two keys in each
+      LoadMatrixX2Transposed(keys, v + Lane() % 16 * stride + step * 16);
+      for (int half = 0; half < 2; ++half) {
+        uint32_t channels[2];
+        Unpack<Element, Cache>(SwapInnerBytes(keys[half]), channels);
+        b[half] = channels[0];
+        b[2 + half] = channels[1];
+      }
+    } else {
+      LoadMatrixX4Transposed(b, v + Lane() % 16 * stride + Lane() / 16 * 16 + step * 32);
     }
+    MmaM16N8K16<Element>(output, weights.a, b);
+    MmaM16N8K16<Element>(output + 4, weights.a, b + 2);
+  }
+
+ private:
+  static LEAN_ATTENTION_DEVICE int Column(int i) { return Lane() % 4 * 2 + i % 2; }
+
+  static LEAN_ATTENTION_DEVICE uint32_t SwapInnerBytes(uint32_t x) {
+    return (x & 0xFF0000FFu) | (x >> 8 & 0xFF00u) | (x & 0xFF00u) << 8;
   }
 };
 
