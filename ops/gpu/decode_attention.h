@@ -70,7 +70,7 @@ class DecodeBlock {
     const auto kv_head = static_cast<int32_t>(at.pair % p.kv_num_heads);
     const Tiling tiling = stream_.TilingOf(sequence);
     const int64_t tile_end = end.pair == at.pair ? end.tile : tiling.count;
-    const int64_t past = stream_.Length(sequence) - p.sequence_length;
+    const int32_t past = stream_.Length(sequence) - p.sequence_length;
     for (int32_t token = 0; token < p.sequence_length; ++token) {
       const int64_t tile = (past + token) / tiling.tile_tokens - tiling.first;
       if (tile >= at.tile && tile < tile_end) {
@@ -89,10 +89,11 @@ class DecodeBlock {
 
   // Query rows [first, first + rows) over all tiles of a piece.
   LEAN_ATTENTION_DEVICE void RunRows(const Piece& piece, int first, int rows) const {
-    const int64_t length = stream_.Length(piece.sequence);
+    const int32_t length = stream_.Length(piece.sequence);
     const int64_t row_0 = CacheRow(args_.problem, piece.sequence, piece.kv_head, 0);
-    const CacheRows<Cache> cache = {args_.key_cache + row_0, args_.value_cache + row_0,
-                                    VisibleKeysOf(args_.problem, length, 0).begin, length};
+    const CacheRows<Cache> cache = {
+        args_.key_cache + row_0, args_.value_cache + row_0,
+        static_cast<int32_t>(VisibleKeysOf(args_.problem, length, 0).begin), length};
     const float key_factor = StoreQueries(piece, length, first, rows);
     SyncThreads();
     const QueryFragments<Element, Cache, kHeadSize> queries(SharedMemory() + layout_.queries(0),
@@ -140,16 +141,18 @@ class DecodeBlock {
     int block;
   };
 
-  LEAN_ATTENTION_DEVICE static int64_t KeyAt(const Piece& piece, const Place& at) {
-    return (piece.tiling.first + at.tile) * piece.tiling.tile_tokens + int64_t{at.block} * kKeys;
+  LEAN_ATTENTION_DEVICE static int32_t KeyAt(const Piece& piece, const Place& at) {
+    return static_cast<int32_t>((piece.tiling.first + at.tile) * piece.tiling.tile_tokens) +
+           at.block * kKeys;
   }
 
-  LEAN_ATTENTION_DEVICE static bool IsInTile(const Piece& piece, int64_t length, const Place& at) {
-    return int64_t{at.block} * kKeys < piece.tiling.tile_tokens && KeyAt(piece, at) < length;
+  LEAN_ATTENTION_DEVICE static bool IsInTile(const Piece& piece, int32_t length, const Place& at) {
+    return at.block * kKeys < static_cast<int32_t>(piece.tiling.tile_tokens) &&
+           KeyAt(piece, at) < length;
   }
 
   // From past the end of a tile to this warp's first block of the next one that has any.
-  LEAN_ATTENTION_DEVICE static void Normalise(const Piece& piece, int64_t length, Place* at) {
+  LEAN_ATTENTION_DEVICE static void Normalise(const Piece& piece, int32_t length, Place* at) {
     while (at->tile < piece.tile_end && !IsInTile(piece, length, *at)) *at = {at->tile + 1, Warp()};
   }
 
@@ -160,7 +163,7 @@ class DecodeBlock {
 
   // Puts the query rows into shared memory; returns what scores are to be multiplied by for the
   // scales of K.
-  LEAN_ATTENTION_DEVICE float StoreQueries(const Piece& piece, int64_t length, int first,
+  LEAN_ATTENTION_DEVICE float StoreQueries(const Piece& piece, int32_t length, int first,
                                            int rows) const {
     float factor = 1;
     if constexpr (kIsQuantised<Cache>) factor = LargestKeyScale(piece.kv_head);
@@ -199,7 +202,7 @@ class DecodeBlock {
     return largest;
   }
 
-  LEAN_ATTENTION_DEVICE LaneRow<Element> LaneRowOf(const Piece& piece, int64_t length,
+  LEAN_ATTENTION_DEVICE LaneRow<Element> LaneRowOf(const Piece& piece, int32_t length,
                                                    int row) const {
     const int32_t token = row / GroupSize(args_.problem);
     const KeyRange visible = VisibleKeysOf(args_.problem, length, token);
@@ -210,7 +213,7 @@ class DecodeBlock {
               HeadOf(args_.problem, piece.kv_head, row) * args_.bias_head_stride +
               token * args_.bias_row_stride);
     }
-    return {visible.begin, visible.end, bias};
+    return {static_cast<int32_t>(visible.begin), static_cast<int32_t>(visible.end), bias};
   }
 
   // The warps' states of a tile, merged; then folded into those of the tiles before, or left in the

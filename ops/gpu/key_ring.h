@@ -14,8 +14,8 @@ template <typename Cache>
 struct CacheRows {
   GlobalPtr<const Cache> k;  // row 0
   GlobalPtr<const Cache> v;
-  int64_t begin;
-  int64_t end;
+  int32_t begin;
+  int32_t end;
 };
 
 template <typename Cache, int kHeadSize>
@@ -29,7 +29,7 @@ class KeyRing {
 
   // Starts the copy of kKeys rows from `key` on into the next place; for all lanes, as all of this.
   // Zeros stand for rows that are not read.
-  LEAN_ATTENTION_DEVICE void Fetch(const CacheRows<Cache>& rows, int64_t key) {
+  LEAN_ATTENTION_DEVICE void Fetch(const CacheRows<Cache>& rows, int32_t key) {
     constexpr int kChunk = 16 / sizeof(Cache);
     constexpr int kChunksOfRow = kHeadSize / kChunk;
     const SharedPtr<std::byte> to = Place(fetched_++);
@@ -37,7 +37,7 @@ class KeyRing {
       const int row = i / kChunksOfRow;
       const int chunk = i % kChunksOfRow;
       const bool is_read = key + row >= rows.begin && key + row < rows.end;
-      const int64_t from = (is_read ? (key + row) * kHeadSize : 0) + chunk * kChunk;
+      const int64_t from = (is_read ? int64_t{key + row} * kHeadSize : 0) + chunk * kChunk;
       const int valid = is_read ? 16 : 0;
       const SharedPtr<std::byte> place = to + row * Layout::kStride + chunk * 16;
       CopyAsync16(place, As<std::byte>(rows.k + from), valid);

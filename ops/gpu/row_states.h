@@ -15,8 +15,8 @@ namespace lean_attention::gpu {
 // What the rows of a lane see, and of what.
 template <typename Element>
 struct LaneRow {
-  int64_t begin;  // of the visible keys; empty where there is no such row
-  int64_t end;
+  int32_t begin;  // of the visible keys; empty where there is no such row
+  int32_t end;
   GlobalPtr<const Element> bias;  // indexed by position; null: none
 };
 
@@ -81,7 +81,7 @@ class RowStates {
   // products are multiplied by. Order: scale, softcap, bias, mask, softmax.
   LEAN_ATTENTION_DEVICE void Add(const QueryFragments<Element, Cache, kHeadSize>& queries,
                                  const LaneRow<Element> (&rows)[kSlots], float scale, float softcap,
-                                 SharedPtr<const std::byte> block, int64_t key) {
+                                 SharedPtr<const std::byte> block, int32_t key) {
     float s[kValues] = {};
     queries.AddScores(block, s);
 
@@ -89,7 +89,7 @@ class RowStates {
     for (int slot = 0; slot < kSlots; ++slot) top[slot] = -INFINITY;
     for (int i = 0; i < kValues; ++i) {
       const LaneRow<Element>& row = rows[Fragments::SlotOf(i)];
-      const int64_t position = key + Fragments::KeyOf(i);
+      const int32_t position = key + Fragments::KeyOf(i);
       const bool is_visible = position >= row.begin && position < row.end;
       float x = s[i] * scale;
       if (softcap > 0) x = softcap * tanhf(x / softcap);

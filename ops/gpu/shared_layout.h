@@ -28,8 +28,10 @@ struct SharedLayout {
   static constexpr int kQueryParts = kIsQuantised<Cache> ? 2 : 1;
   static constexpr int kQueryBytes = kRows * kQueryStride;
   static constexpr int kMatrixBytes = kKeys * kStride;
-  // Blocks of keys in flight or in use, of each warp; K and V of a block.
-  static constexpr int kStages = kHeadSize * sizeof(Cache) <= 256 ? 3 : 2;
+  // Blocks of keys, K and V, in flight or in use by each warp: as many as let two blocks of threads
+  // share a multiprocessor, and two at least.
+  static constexpr int kStageBytes = kWarps * 2 * kMatrixBytes;
+  static constexpr int kStages = kStageBytes > 24 * 1024 ? 2 : (kStageBytes > 16 * 1024 ? 4 : 5);
   static constexpr int kRingBytes = kStages * 2 * kMatrixBytes;
 
   int rows;        // of a KV head that are worked on at a time, at most kRows

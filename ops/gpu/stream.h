@@ -44,7 +44,7 @@ class SharedStream {
   }
 
   LEAN_ATTENTION_DEVICE const Problem& problem() const { return problem_; }
-  LEAN_ATTENTION_DEVICE int64_t Length(int32_t sequence) const { return Load(lengths_, sequence); }
+  LEAN_ATTENTION_DEVICE int32_t Length(int32_t sequence) const { return Load(lengths_, sequence); }
   LEAN_ATTENTION_DEVICE Tiling TilingOf(int32_t sequence) const {
     return TilingFor(problem_, Length(sequence));
   }
@@ -67,7 +67,7 @@ class SharedStream {
   }
 
  private:
-  Problem problem_;
+  const Problem& problem_;  // outlives this
   SharedPtr<int64_t> cost_ends_;
   SharedPtr<int32_t> lengths_;
 };
