@@ -41,7 +41,7 @@ def long_table(items: Sequence[Item], found: Found) -> str:
             ]
         )
     heads = ["heads", "size", "types", "context", "ms (quartiles)", "GB/s", "plain read, GB/s"]
-    heads += ["of it", "of the best read", "to stock", "to PyTorch", "aim"]
+    heads += ["of the plain read", "of the best read", "to stock", "to PyTorch", "aim"]
     return _table(heads, rows)
 
 
