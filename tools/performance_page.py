@@ -57,8 +57,8 @@ GB/s counts the bytes of K and V once. The caches are so many that each comes fr
 where it says otherwise.
 
 *Heads* are query heads / KV heads, *size* is the head size; a context of `16384 + 2x1024 + 512` is
-a batch of four sequences. *Aim* is what we set out to reach before the kernel was written, ✓ where it
-was reached; the last part of the page says what keeps it from the others.
+a batch of four sequences. *Aim* is what we set out to reach before the kernel was written, ✓ where
+it was reached; the last part of the page says what keeps it from the others.
 
 The reads are plain vector loads of the same bytes, by as many threads, in the same rounds. In *the
 plain read* each thread goes through its part from begin to end. *The best read* is the fastest
