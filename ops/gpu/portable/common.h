@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #define LEAN_ATTENTION_DEVICE __device__ __forceinline__
-#define LEAN_ATTENTION_KERNEL(threads) __global__ __launch_bounds__(threads)
 
 namespace lean_attention::gpu {
 
