@@ -94,16 +94,6 @@ class DecodeBlock {
     const CacheRows<Cache> cache = {
         args_.key_cache + row_0, args_.value_cache + row_0,
         static_cast<int32_t>(VisibleKeysOf(args_.problem, length, 0).begin), length};
-    const float key_factor = StoreQueries(piece, length, first, rows);
-    SyncThreads();
-    const QueryFragments<Element, Cache, kHeadSize> queries(SharedMemory() + layout_.queries(0),
-                                                            HasTwoParts() ? 2 : 1);
-    LaneRow<Element> lane_rows[kSlots];
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const int row = Fragments::Row(slot);
-      lane_rows[slot] = row < rows ? LaneRowOf(piece, length, first + row) : LaneRow<Element>{};
-    }
-
     Ring ring(SharedMemory() + layout_.ring(Warp()));
     Place fetch = {piece.tile_begin, Warp()};
     const auto fetch_next = [&] {
@@ -116,6 +106,17 @@ class DecodeBlock {
       }
     };
     for (int i = 0; i < Ring::kAhead; ++i) fetch_next();
+
+    // While the first keys arrive.
+    const float key_factor = StoreQueries(piece, length, first, rows);
+    SyncThreads();
+    const QueryFragments<Element, Cache, kHeadSize> queries(SharedMemory() + layout_.queries(0),
+                                                            HasTwoParts() ? 2 : 1);
+    LaneRow<Element> lane_rows[kSlots];
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const int row = Fragments::Row(slot);
+      lane_rows[slot] = row < rows ? LaneRowOf(piece, length, first + row) : LaneRow<Element>{};
+    }
 
     RowStates<Element, Cache, kHeadSize> states;
     for (int32_t tile = piece.tile_begin; tile < piece.tile_end; ++tile) {
