@@ -4,6 +4,7 @@
 #define LEAN_ATTENTION_TESTS_CPP_GPU_STEP_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "ops/decode/schedule.h"
 #include "ops/emulator/report.h"
@@ -17,12 +18,36 @@ struct GpuLaunch {
   int blocks = 0;           // of the grid; 0: one for each share
   uint64_t seed = 0;        // of the interleaving
   int resident_blocks = 4;  // that run at a time
+
+  // What device memory holds instead of what the step says; empty: the same.
+  std::vector<int32_t> seqlens_k = {};
+  std::vector<int64_t> position_ids = {};
 };
 
-// What a launch leaves behind. Tensors are in buffers of their exact size, those that are only read
-// are frozen; states that nobody has written are NaN, and the counters must be zero afterwards.
-// Fails the test, with the report, where the emulator finds a fault.
+// What a launch leaves behind. Tensors were in buffers of their exact size, which only the output
+// and the caches may be written of; states that nobody has written were NaN.
+struct GpuOutcome {
+  Step step;
+  emulator::Report report;
+  bool counters_are_zero;
+};
+
+GpuOutcome Run(const Step& before, const GpuLaunch& launch);
+
+// The step after a launch. Fails the test where the emulator finds a fault, or a counter is left.
 Step AfterLaunch(const Step& before, const GpuLaunch& launch = {});
+
+// Launches the kernel and checks it against the plain reference.
+void ExpectLaunchIsRight(const Step& before, const GpuLaunch& launch = {});
+
+// Whether LEAN_ATTENTION_EMULATOR_FULL asks for the larger grid of tests.
+bool IsFullGrid();
+
+// What a test goes through: all of it, or a sample.
+template <typename T>
+std::vector<T> InFullGrid(std::vector<T> all, std::vector<T> sample) {
+  return IsFullGrid() ? all : sample;
+}
 
 }  // namespace lean_attention::testing
 

@@ -124,10 +124,14 @@ inline std::ostream& operator<<(std::ostream& out, const StepTypes& types) {
 
 inline constexpr StepTypes kFloat32Step = {"float32", ElementType::kFloat32, ElementType::kFloat32,
                                            false};
+inline constexpr StepTypes kFloat16Step = {"float16", ElementType::kFloat16, ElementType::kFloat16,
+                                           false};
+inline constexpr StepTypes kBFloat16Step = {"bfloat16", ElementType::kBFloat16,
+                                            ElementType::kBFloat16, false};
 inline constexpr StepTypes kStepTypes[] = {
     kFloat32Step,
-    {"float16", ElementType::kFloat16, ElementType::kFloat16, false},
-    {"bfloat16", ElementType::kBFloat16, ElementType::kBFloat16, false},
+    kFloat16Step,
+    kBFloat16Step,
     {"float32_int8", ElementType::kFloat32, ElementType::kInt8, false},
     {"float32_int4_channels", ElementType::kFloat32, ElementType::kInt4, true},
     {"float16_int8_channels", ElementType::kFloat16, ElementType::kInt8, true},

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "tests/cpp/kernel_reference.h"
+#include "tests/cpp/kernel_scenes.h"
 
 namespace lean_attention::testing {
 namespace {
@@ -89,9 +90,7 @@ TEST_P(KernelMasks, RowsThatBiasMasksGiveZeros) {
       StepSpec spec = SpecOf({10, 150});
       spec.bias = true;
       spec.sink = sink;
-      Step step(spec);
-      for (int64_t i = 0; i < step.bias.count(); ++i) step.bias.Set(i, mask);
-      const Step before = step;
+      const Step before = WithMaskedKeys(spec, 0, 150, mask);
       for (int64_t amount : {1, 5}) {
         const Step run = After(before, Schedule::kLean, amount);
         ExpectRight(run, before);
@@ -109,9 +108,7 @@ void ExpectMaskedKeysDoNotCount(const StepTypes& types, int64_t begin, int64_t e
     spec.types = types;
     spec.lengths = {200};
     spec.bias = true;
-    Step step(spec);
-    for (int64_t j = begin; j < end; ++j) step.bias.Set(j, mask);
-    const Step before = step;
+    const Step before = WithMaskedKeys(spec, begin, end, mask);
     for (int64_t amount : {1, 3, 8}) {
       ExpectRight(After(before, Schedule::kLean, amount), before);
     }
@@ -150,29 +147,18 @@ TEST_P(KernelExtremes, EqualHugeScoresGiveTheMeanOfTheValues) {
       spec.head_size = 16;
       spec.kv_num_heads = 1;
       spec.scale = 1;
-      Step step(spec);
-      for (int64_t i = 0; i < step.query.count(); ++i) step.query.Set(i, 200);
-      for (int64_t i = 0; i < step.key().count(); ++i) step.key().Set(i, 200);
-      for (int64_t i = 0; i < step.past(0) * spec.head_size; ++i) step.past_key().Set(i, 200);
-      ExpectRunIsRight(step);  // scores of 640,000
+      ExpectRunIsRight(WithEqualHugeScores(spec));  // scores of 640,000
     }
   }
 }
 
-// One pair of elements makes the score, exactly: 240 * 250 = 6e4 either way, so that weights are 0
-// or 1 and the largest keys share the row among them.
+// Weights are 0 or 1, and the largest keys share the row among them.
 TEST_P(KernelExtremes, ScoresFarApart) {
   StepSpec spec = SpecOf({150});
   spec.head_size = 16;
   spec.num_heads = spec.kv_num_heads = 1;
   spec.scale = 1;
-  Step step(spec);
-  for (int64_t h = 0; h < spec.head_size; ++h) step.query.Set(h, h == 0 ? 240 : 0);
-  for (int64_t j = 0; j < step.past(0); ++j) {
-    step.past_key().Set(step.PresentRow(0, 0, j), j % 50 == 7 ? 250 : -250);
-  }
-  step.key().Set(0, -250);
-  const Step before = step;
+  const Step before = WithScoresFarApart(spec);
   for (int64_t amount : {1, 3}) {
     ExpectRight(After(before, Schedule::kLean, amount), before);
   }

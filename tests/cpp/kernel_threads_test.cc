@@ -7,17 +7,12 @@
 #include <vector>
 
 #include "tests/cpp/kernel_reference.h"
+#include "tests/cpp/kernel_scenes.h"
 
 namespace lean_attention::testing {
 namespace {
 
 constexpr Schedule kSchedules[] = {Schedule::kLean, Schedule::kFixedSplit, Schedule::kDirect};
-
-void ExpectSameBits(const Step& step, const Step& other) {
-  EXPECT_TRUE(step.output.IsSameAs(other.output)) << "other output: " << step.spec();
-  EXPECT_TRUE(step.present_key.IsSameAs(other.present_key)) << "other keys: " << step.spec();
-  EXPECT_TRUE(step.present_value.IsSameAs(other.present_value)) << "other values: " << step.spec();
-}
 
 class KernelThreads : public ::testing::TestWithParam<StepTypes> {
  protected:
@@ -79,30 +74,10 @@ TEST_P(KernelThreads, SameBitsForAllNumbersOfThreads) {
 }
 
 TEST_P(KernelThreads, SameBitsAmongOtherSequencesAsAlone) {
-  StepSpec spec = Ragged();
-  spec.num_heads = 3;
-  spec.kv_num_heads = 1;  // so that a sequence's tensors are one piece
-  const Step batch_before(spec);
-  const Step batch = After(batch_before, Schedule::kLean, 5, InOrder);
+  const Step before(Ragged());
+  const Step batch = After(before, Schedule::kLean, 5, InOrder);
   for (int64_t b = 0; b < batch.batch_size(); ++b) {
-    StepSpec alone = spec;
-    alone.lengths = {spec.lengths[b]};
-    alone.spare_rows = batch.cache_rows() - spec.lengths[b];
-    Step step(alone);
-    const auto take = [b](const Tensor& from, Tensor& to) {
-      const std::byte* begin = from.data() + from.ByteOffset(b * to.count());
-      std::copy(begin, begin + to.ByteOffset(to.count()), to.data());
-    };
-    take(batch_before.query, step.query);
-    take(batch_before.key(), step.key());
-    take(batch_before.value(), step.value());
-    take(batch_before.present_key, step.present_key);
-    take(batch_before.present_value, step.present_value);
-    std::copy(batch.sink.data(), batch.sink.data() + batch.sink.ByteOffset(3), step.sink.data());
-    step = After(step, Schedule::kLean, 2);
-    Tensor want = step.output;
-    take(batch.output, want);
-    EXPECT_TRUE(step.output.IsSameAs(want)) << "sequence " << b;
+    ExpectSameBitsOf(b, batch, 0, After(Alone(before, b), Schedule::kLean, 2));
   }
 }
 
