@@ -384,12 +384,19 @@ def assert_matches_reference(case: Case, results: list[NDArray[Any]]) -> None:
 
 
 def assert_matches_stock(case: Case, results: list[NDArray[Any]], *, shared: bool = False) -> None:
-    """Compares a node's results with the stock operator's: the caches bit for bit, tails too.
+    """Compares a node's results with the stock operator's; see `assert_matches_others`."""
+    assert_matches_others(case, results, case.node.run(case.feeds, op=STOCK, shared=shared))
+
+
+def assert_matches_others(
+    case: Case, results: list[NDArray[Any]], others: list[NDArray[Any]]
+) -> None:
+    """Compares results with those of another implementation: the caches bit for bit, tails too.
 
     Of a prompt's caches only the valid rows count. Rotated keys that are not stored as integers may
     differ by their last bit.
     """
-    output, *presents = case.node.run(case.feeds, op=STOCK, shared=shared)
+    output, *presents = others
     _assert_close(results[0], output, case, errors=2)
     for found, wanted in zip(results[1:], presents, strict=True):
         assert found.dtype == wanted.dtype

@@ -22,8 +22,8 @@ class CacheFormat:
     scale: NDArray[np.float32] | None = None  # [1, 1] or [K, H], of quantised caches
 
     def store(self, row: Array) -> NDArray[Any]:
-        """Returns what the cache holds of new rows [..., K, H]."""
-        rounded: NDArray[Any] = row.astype(self.dtype)
+        """Returns what the cache holds of new rows [..., K, H], which are computed in float32."""
+        rounded: NDArray[Any] = row.astype(np.float32).astype(self.dtype)
         if self.scale is None:
             rounded = rounded.astype(np.float64)
             return rounded

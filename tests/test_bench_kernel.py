@@ -359,7 +359,13 @@ def test_the_command_prints_a_row_for_each() -> None:
     assert rows[:4] == ["plain", "4-way", "lean", "stock"]
     assert rows[4].startswith("torch")
     assert "4/2 heads of 16, float32, cache float32, context 40, batch 1" in result.stdout
-    assert "30 copies" in result.stdout
+    assert "30 copies, 0.307 MB, reused" in result.stdout
+
+
+def test_the_size_of_ragged_caches_is_said_to_hold_their_padding() -> None:
+    result = run(*TINY_FLAGS, "--lengths=40,9", "--against=lean", "--rounds=1")
+    assert "0.0125 MB of K and V a step; 30 copies" in result.stdout
+    assert "0.614 MB with their padding, reused" in result.stdout
 
 
 @pytest.mark.parametrize(

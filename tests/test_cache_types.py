@@ -16,6 +16,7 @@ from gqa_node import (
     needs_stock,
     run_session,
 )
+from reference import CacheFormat
 
 SCHEDULES = ("auto", "lean", "fixed_split", "direct")
 
@@ -361,3 +362,10 @@ def test_drawn_steps_match(data: st.DataObject) -> None:
     assert_matches_reference(case, separate)
     together = run_session(session, case.feeds, shared=True)
     assert separate[0].tobytes() == together[0].tobytes()
+
+
+@pytest.mark.parametrize("dtype,unit", [(np.float16, 2.0**-11), (ml_dtypes.bfloat16, 2.0**-8)])
+def test_the_reference_rounds_rows_to_float32_and_then_to_16_bits(dtype: type, unit: float) -> None:
+    """As the kernel does: what is a tie in float32 goes to the even neighbour."""
+    stored = CacheFormat(np.dtype(dtype)).store(np.array([[1 + unit + 2.0**-30, 1 + 3 * unit]]))
+    assert stored.tolist() == [[1, 1 + 4 * unit]]

@@ -106,6 +106,37 @@ def run_process(model: Path, stdout: Any, **environment: str) -> "subprocess.Com
     )
 
 
+WITHOUT_TORCH = """
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find(name, *rest)
+from lean_attention.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("level", [None, "warning"])
+def test_transformers_is_silent_unless_it_is_asked_to_speak(
+    tiny_long_rope_model: Path, tmp_path: Path, level: str | None
+) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(tiny_long_rope_model, folder)
+    shutil.copy(tiny_long_rope_model.parent / "source" / "config.json", folder)
+    environment = {k: v for k, v in os.environ.items() if k != "TRANSFORMERS_VERBOSITY"}
+    if level is not None:
+        environment["TRANSFORMERS_VERBOSITY"] = level
+    flags = [str(folder), "--prompt=hello", "--max-new-tokens=2", "--ignore-eos"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, "generate", *flags],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
+    for warning in ("PyTorch was not found", "rope_parameters"):
+        assert (warning in done.stderr) == (level is not None)
+
+
 def test_text_that_standard_output_cannot_encode_is_replaced(tiny_model: Path) -> None:
     plain, narrow = (
         run_process(tiny_model, subprocess.PIPE, PYTHONIOENCODING=encoding)

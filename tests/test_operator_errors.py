@@ -1,5 +1,6 @@
 """What the operator refuses: a clear error that names the input or attribute, never a crash."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ BAD_INPUTS = {
     ),
     "different rotary tables": ({"sin_cache": np.zeros((16, 4), np.float32)}, "sin_cache"),
     "a bias of 15 keys": ({"attention_bias": np.zeros((1, 1, 1, 15), np.float32)}, "bias"),
+    "a bias of 17 keys": ({"attention_bias": np.zeros((1, 1, 1, 17), np.float32)}, "bias"),
     "a bias of 3 heads": ({"attention_bias": np.zeros((1, 3, 1, 16), np.float32)}, "bias"),
     "a bias of 2 sequences": ({"attention_bias": np.zeros((2, 1, 1, 16), np.float32)}, "bias"),
     "a sink of 3 heads": ({"head_sink": np.zeros(3, np.float32)}, "head_sink"),
@@ -114,10 +116,42 @@ def test_bad_prompts_are_refused_before_they_reach_the_stock_operator(name: str)
     assert named in str(refusal.value)
 
 
-def test_lengths_of_another_type_are_refused_with_the_session() -> None:
+# By the batch and the input's shape, what is said to be accepted; 4 query heads, a total of 10.
+BAD_SHAPES: dict[str, list[tuple[int, tuple[int, ...], str]]] = {
+    "attention_bias": [
+        (1, (1, 1, 1, 9), "[1, 1 or 4, 1, 10]"),
+        (1, (1, 1, 1, 11), "[1, 1 or 4, 1, 10]"),
+        (1, (1, 4, 1, 16), "[1, 1 or 4, 1, 10]"),
+        (2, (1, 1, 1, 11), "[1 or 2, 1 or 4, 1, 10]"),
+        (2, (2, 4, 1, 16), "[1 or 2, 1 or 4, 1, 10]"),
+    ],
+    "seqlens_k": [
+        (4, (2, 2), "[4], [4, 1] or [1, 4]"),
+        (1, (1, 1, 1), "[1] or [1, 1]"),
+        (1, (2,), "[1] or [1, 1]"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "shape", "accepted"),
+    [(name, *row) for name, rows in BAD_SHAPES.items() for row in rows],
+)
+def test_shapes_are_refused_with_those_that_are_accepted(
+    name: str, batch: int, shape: tuple[int, ...], accepted: str
+) -> None:
+    case = make_case(num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[9] * batch, capacity=16)
+    kind = np.float32 if name == "attention_bias" else np.int32
+    message = f"input {name} has shape {list(shape)}; expected {accepted}"
+    with pytest.raises(InvalidArgument, match=re.escape(message) + "$"):
+        case.node.run(case.feeds | {name: np.ones(shape, kind)})
+
+
+@pytest.mark.parametrize("name", ["seqlens_k", "total_sequence_length"])
+def test_lengths_of_another_type_are_refused_with_the_session(name: str) -> None:
     case = make_case(num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[3], capacity=16)
-    feeds = case.feeds | {"seqlens_k": np.array([3], np.int64)}
-    with pytest.raises(Exception, match="seqlens_k"):
+    feeds = case.feeds | {name: case.feeds[name].astype(np.int64)}
+    with pytest.raises(Exception, match=name):
         case.node.session(feeds)
 
 

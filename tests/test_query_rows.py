@@ -12,6 +12,7 @@ from gqa_node import (
     STOCK,
     Case,
     Feeds,
+    assert_matches_others,
     assert_matches_reference,
     assert_matches_stock,
     make_case,
@@ -100,6 +101,38 @@ def test_chunks_match_stock(name: str, tokens: int, feature: str, shared: bool) 
     assert_matches_stock(case, ours, shared=shared)
 
 
+def part_of(case: Case, start: int, end: int) -> Feeds:
+    """Returns the feeds of a call with some of a chunk's tokens, after those before them."""
+    total = int(case.feeds["seqlens_k"][0]) + 1 - case.feeds["query"].shape[1] + end
+    feeds = dict(case.feeds)
+    for name in ("query", "key", "value"):
+        if name in feeds:
+            feeds[name] = feeds[name][:, start:end]
+    if "attention_bias" in feeds:
+        feeds["attention_bias"] = feeds["attention_bias"][:, :, start:end, :total].copy()
+    feeds["seqlens_k"] = np.array([total - 1], np.int32)
+    feeds["total_sequence_length"] = np.array(total, np.int32)
+    return feeds
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("name", STOCK_FORMATS)
+def test_turns_of_3_4_and_5_tokens_match_stock(name: str, feature: str, shared: bool) -> None:
+    """In one buffer with room to spare, or in caches that begin empty and grow."""
+    case = chunk_case(name, 12, 0, **FEATURES[feature](12, 12))
+    results = []
+    for op in (OURS, STOCK):
+        caches = [case.feeds[kind][:, :, : 14 * shared] for kind in ("past_key", "past_value")]
+        outputs = []
+        for start, end in ((0, 3), (3, 7), (7, 12)):
+            feeds = part_of(case, start, end) | {"past_key": caches[0], "past_value": caches[1]}
+            output, *caches = case.node.run(feeds, op=op, shared=shared)
+            outputs.append(output)
+        results.append([np.concatenate(outputs, axis=1), *caches])
+    assert_matches_others(case, *results)
+
+
 @pytest.mark.parametrize("past", [0, 1, 247, 248, 254, 255, 256, 504, 511, 513])
 @pytest.mark.parametrize("tokens", [2, 8])
 def test_chunks_around_tile_edges_match_the_reference(tokens: int, past: int) -> None:
@@ -126,22 +159,16 @@ def test_chunks_equal_single_steps(name: str, feature: str) -> None:
     tokens, past = 8, 300
     case = chunk_case(name, tokens, past, **FEATURES[feature](tokens, past + tokens))
     together = case.node.run(case.feeds)
-    feeds, outputs = dict(case.feeds), []
+    caches = {kind: case.feeds[kind] for kind in ("past_key", "past_value")}
+    outputs = []
     for s in range(tokens):
-        total = past + s + 1
-        for part in ("query", "key", "value"):
-            if part in case.feeds:
-                feeds[part] = case.feeds[part][:, s : s + 1]
-        if "attention_bias" in case.feeds:
-            feeds["attention_bias"] = case.feeds["attention_bias"][:, :, s : s + 1, :total].copy()
-        feeds["seqlens_k"] = np.array([total - 1], np.int32)
-        feeds["total_sequence_length"] = np.array(total, np.int32)
-        output, feeds["past_key"], feeds["past_value"] = case.node.run(feeds, shared=True)
+        output, *presents = case.node.run(part_of(case, s, s + 1) | caches, shared=True)
+        caches = dict(zip(caches, presents, strict=True))
         outputs.append(output)
     assert_matches_reference(case, [np.concatenate(outputs, axis=1), *together[1:]])
     valid = past + tokens
     for i, kind in ((1, "past_key"), (2, "past_value")):
-        assert together[i][:, :, :valid].tobytes() == feeds[kind][:, :, :valid].tobytes()
+        assert together[i][:, :, :valid].tobytes() == caches[kind][:, :, :valid].tobytes()
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -1,4 +1,4 @@
-"""The runtime generates what the model says: alone, in batches, in turns, across rotary tables."""
+"""The runtime generates what the model says: alone, in batches, in turns."""
 
 import shutil
 from collections.abc import Sequence
@@ -35,11 +35,6 @@ def tiny(tiny_model: Path) -> DecoderModel:
 @pytest.fixture(scope="module")
 def tiny_fp16(tiny_model_fp16: Path) -> DecoderModel:
     return DecoderModel.load(tiny_model_fp16, threads=1)
-
-
-@pytest.fixture(scope="module")
-def long_rope(tiny_long_rope_model: Path) -> DecoderModel:
-    return DecoderModel.load(tiny_long_rope_model, threads=1)
 
 
 def prompts_of(*lengths: int) -> list[list[int]]:
@@ -179,36 +174,6 @@ def test_the_cache_is_appended_to_in_place_and_stale_rows_are_never_read(
         assert np.isfinite(rows[0, :, :6]).all()
         assert np.isfinite(rows[1, :, :12]).all()
         assert np.isnan(rows[:, :, 12:]).all()
-
-
-@pytest.mark.parametrize("length", [5, 31, 32, 33, 100])
-@pytest.mark.parametrize("short_runs", [False, True])
-def test_long_rope_equals_a_fresh_prompt_at_every_length(
-    long_rope: DecoderModel, length: int, short_runs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert long_rope.rope_switch == 32
-    (prompt,) = prompts_of(length)
-    tokens = list(prompt)
-    fresh = DecodeSession(long_rope)
-    for _ in range(NEW):
-        tokens.append(int(fresh.prefill([tokens])[0].argmax()))
-    if short_runs:
-        monkeypatch.setattr(DecodeSession, "_chunk_tokens", lambda _: 7)
-    assert greedy(long_rope, [prompt])[0] == tokens[length:]
-
-
-def test_long_rope_batches_and_rewinds_across_the_switch(long_rope: DecoderModel) -> None:
-    prompts = prompts_of(20, 20, 20)
-    assert greedy(long_rope, prompts) == [greedy(long_rope, [p])[0] for p in prompts]
-    talk = DecodeSession(long_rope, 1, 128)
-    short = talk.prefill([prompts[0]]).copy()
-    talk.extend(prompts[1])
-    talk.rewind(10)
-    np.testing.assert_allclose(talk.extend(prompts[0][10:]), short, rtol=1e-4, atol=1e-4)
-    # A synthetic context has no tokens that could be computed again.
-    talk.synthesise([32])
-    with pytest.raises(LeanAttentionError, match="cannot cross 32"):
-        talk.step([5])
 
 
 def test_position_ids_are_each_rows_own(tiny: DecoderModel, tmp_path: Path) -> None:

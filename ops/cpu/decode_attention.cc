@@ -2,9 +2,10 @@
 
 #include "ops/cpu/decode_attention.h"
 
+#include <strings.h>
+
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <new>
 
 #include "ops/cpu/targets.h"
@@ -65,7 +66,7 @@ const Target* ChosenTarget() {
     const Target* best = nullptr;
     for (const Target& target : kTargets) {
       if (!target.supported || kRunShareFloat32.*target.run_share == nullptr) continue;
-      if (forced != nullptr && std::strcmp(forced, target.name) == 0) return &target;
+      if (forced != nullptr && strcasecmp(forced, target.name) == 0) return &target;
       if (best == nullptr) best = &target;
     }
     return best;

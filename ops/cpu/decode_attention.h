@@ -89,8 +89,8 @@ int32_t TileTokens(int32_t head_size, ElementType cache_type);
 
 // The instruction set in use: "AVX512", "AVX2", "SSE4", "NEON" or "baseline". Chosen once: the best
 // that the machine has, or the one that the environment variable LEAN_ATTENTION_CPU_TARGET names,
-// if it is compiled in and runs. Null where the machine has none of those compiled in (x86-64
-// without SSE4.2): RunShare must not be called then.
+// in any case, if it is compiled in and runs. Null where the machine has none of those compiled in
+// (x86-64 without SSE4.2): RunShare must not be called then.
 const char* TargetName();
 
 }  // namespace lean_attention::cpu

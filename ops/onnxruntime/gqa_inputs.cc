@@ -3,8 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 
 namespace lean_attention::onnxruntime {
+namespace {
+
+// A dimension that may be broadcast, in words.
+std::string OneOr(int64_t size) { return size == 1 ? "1" : Concatenate("1 or ", size); }
+
+}  // namespace
 
 template <typename... Parts>
 void GqaInputs::RequireShape(bool condition, Input input, const Parts&... accepted) const {
@@ -98,7 +105,9 @@ void GqaInputs::ReadLengths(std::vector<int32_t>* lengths) const {
   const int64_t batch = shape_.batch_size;
   const Shape& shape = inputs_[kSeqlensK].shape;
   RequireShape(shape == Shape{batch} || shape == Shape{batch, 1} || shape == Shape{1, batch},
-               kSeqlensK, "[", batch, "], [", batch, ", 1] or [1, ", batch, "]");
+               kSeqlensK,
+               batch == 1 ? "[1] or [1, 1]"
+                          : Concatenate("[", batch, "], [", batch, ", 1] or [1, ", batch, "]"));
   const auto* data = static_cast<const int32_t*>(inputs_[kSeqlensK].data);
   lengths->assign(data, data + batch);
   // A past that is not the present buffer itself holds no row past its own end. Of a prompt the
@@ -149,8 +158,8 @@ void GqaInputs::SetBias(const std::vector<int32_t>& lengths, cpu::DecodeArgs* ar
   RequireShape(bias.size() == 4 && (bias[0] == 1 || bias[0] == shape_.batch_size) &&
                    (bias[1] == 1 || bias[1] == attributes_.num_heads) &&
                    bias[2] == shape_.sequence_length && bias[3] == total,
-               kAttentionBias, "[1 or ", shape_.batch_size, ", 1 or ", attributes_.num_heads, ", ",
-               shape_.sequence_length, ", ", total, "]");
+               kAttentionBias, "[", OneOr(shape_.batch_size), ", ", OneOr(attributes_.num_heads),
+               ", ", shape_.sequence_length, ", ", total, "]");
   const int32_t longest = *std::max_element(lengths.begin(), lengths.end());
   Require(longest < total, attributes_.node, ": input seqlens_k holds ", longest,
           ", but attention_bias covers only total_sequence_length = ", total, " keys");

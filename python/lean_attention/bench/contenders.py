@@ -85,6 +85,11 @@ def one_line(error: Exception) -> str:
     return lines[0].split(" : ", 3)[-1] if lines[0].startswith("[ONNXRuntimeError]") else lines[0]
 
 
+def _explaining() -> bool:
+    """Whether the user asked for the operator's decisions, which it logs as warnings."""
+    return os.environ.get("LEAN_ATTENTION_EXPLAIN") == "1"
+
+
 class _Session:
     """A session whose graph holds an attention node for each cache of a group.
 
@@ -96,7 +101,8 @@ class _Session:
         config, copies = data.config, data.copies
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = config.threads
-        options.log_severity_level = 4
+        # Our operator logs its decisions as warnings. At 4 only what is fatal is heard.
+        options.log_severity_level = 2 if schedule is not None and _explaining() else 4
         # Pools spin during a run, as users' do, but not on into the turn of the next contender.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         # One that is wider than the machine would only take the cores from its own busy threads.

@@ -116,6 +116,11 @@ class KernelConfig:
         return max(self.lengths)
 
     @property
+    def padded(self) -> bool:
+        """Whether caches hold rows past the end of a shorter sequence."""
+        return len(set(self.lengths)) > 1
+
+    @property
     def quantized(self) -> bool:
         """Whether the cache holds integers."""
         return self.kv_dtype not in DTYPES
@@ -161,11 +166,11 @@ class KernelConfig:
             "kv-num-heads": self.kv_num_heads,
             "head-size": self.head_size,
         }
-        if len(set(self.lengths)) == 1:
+        if not self.padded:
             flags |= {"context": self.capacity}
             flags |= {"batch": self.batch_size} if self.batch_size > 1 else {}
         words = [f"--{name}={value}" for name, value in flags.items()]
-        if len(set(self.lengths)) > 1:
+        if self.padded:
             words.append(f"--lengths={','.join(map(str, self.lengths))}")
         words.append(f"--dtype={self.dtype}")
         if self.quantized:

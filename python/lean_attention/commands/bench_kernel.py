@@ -195,17 +195,18 @@ def _headlines(times: "KernelTimes") -> list[str]:
     cache = config.kv_dtype
     if config.quantized:
         cache = f"{cache} ({config.kv_scales} scales)"
-    if len(set(config.lengths)) == 1:
+    if not config.padded:
         size = f"context {config.capacity:,}, batch {config.batch_size}"
     else:
         size = f"contexts {' + '.join(f'{length:,}' for length in config.lengths)}"
     threads = f"{config.threads} thread{'s' * (config.threads > 1)}"
+    padding = " with their padding" if config.padded else ""
     place = "reused" if config.warm else "so that each comes from memory"
     return [
         f"{config.num_heads}/{config.kv_num_heads} heads of {config.head_size}, {config.dtype}, "
         f"cache {cache}, {size}, {threads}",
         f"{config.bytes_read / 1e6:,.3g} MB of K and V a step; {copies.count:,} copies, "
-        f"{copies.count * config.bytes_held / 1e6:,.3g} MB, {place}; "
+        f"{copies.count * config.bytes_held / 1e6:,.3g} MB{padding}, {place}; "
         f"{times.runs * copies.layers} steps a turn",
     ]
 

@@ -52,7 +52,7 @@ def generate(
         int | None, typer.Option(help="The context length, where the model's files name none.")
     ] = None,
 ) -> None:
-    """Continues prompts with a model whose attention is stock or rewritten.
+    """Continue prompts with a model whose attention is stock or rewritten.
 
     The text goes to standard output, all else to standard error.
     """
@@ -63,6 +63,8 @@ def generate(
     if not texts:
         raise LeanAttentionError("there is no prompt; pass --prompt TEXT or --prompt-file FILE")
     _replace_what_stdout_cannot_encode()
+    # Read as it is imported. Its warnings are about models that it would run itself.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     sampling = Sampling(temperature, top_k, top_p, seed)
     console = Console(stderr=True)
     with console.status("loading the model"):
