@@ -17,7 +17,7 @@ OPTIMUM_MODEL := .cache/models/phi-3-mini-128k-small
 SOURCES := $(shell find ops cmake python models -type f -not -path '*/__pycache__/*') \
            CMakeLists.txt pyproject.toml
 
-.PHONY: demo test test-cpp test-sanitizers test-python test-oldest test-optimum lint format setup clean
+.PHONY: demo test test-cpp test-emulator-full test-sanitizers test-python test-oldest test-optimum lint format setup clean
 
 demo: $(VENV)/.package
 	$(BIN)/python tools/demo.py
@@ -26,6 +26,10 @@ test: test-cpp test-sanitizers test-python test-oldest test-optimum
 
 test-cpp: build/test/.built
 	$(BIN)/ctest --test-dir build/test --output-on-failure
+
+# The GPU kernel on the emulator: every head size, and many more interleavings.
+test-emulator-full: build/test/.built
+	LEAN_ATTENTION_EMULATOR_FULL=1 $(BIN)/ctest --test-dir build/test --output-on-failure -R gpu_tests
 
 # The C++ tests again: memory and undefined behaviour, then races.
 test-sanitizers: build/asan/.built build/tsan/.built
@@ -113,7 +117,7 @@ build/$(1)/.built: $(SOURCES) $(wildcard tests/cpp/*) $(VENV)/.requirements
 	touch $$@
 endef
 ONLY_TESTS := --target lean_attention_tests lean_attention_kernel_tests
-EMULATOR_TESTS := lean_attention_emulator_tests_32 lean_attention_emulator_tests_64
+EMULATOR_TESTS := $(foreach room,emulator gpu,lean_attention_$(room)_tests_32 lean_attention_$(room)_tests_64)
 SANITIZED := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-g1 -DLEAN_ATTENTION_SANITIZE
 ADDRESS := $(SANITIZED)=address,undefined
 $(eval $(call cpp_tests,test))

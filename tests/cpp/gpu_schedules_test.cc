@@ -19,13 +19,13 @@ constexpr int64_t kAmounts[] = {1, 2, 3, 7, 16, 40, 132, 264};
 // Of tiles of 16 keys one warp does all; of those of 128 each of the four has two blocks.
 class GpuSchedules : public ::testing::TestWithParam<std::tuple<StepTypes, int>> {
  protected:
-  // Sequences of 1 to 6 tiles: alone in a share, many in one, and split.
+  // Sequences of 1 to 4 tiles: alone in a share, many in one, and split.
   StepSpec Ragged() const {
     StepSpec spec;
     std::tie(spec.types, spec.tile_tokens) = GetParam();
     spec.num_heads = 6;
     spec.head_size = 64;
-    spec.lengths = {1, spec.tile_tokens, spec.tile_tokens + 1, 6 * spec.tile_tokens - 5};
+    spec.lengths = {1, spec.tile_tokens, spec.tile_tokens + 1, 4 * spec.tile_tokens - 5};
     spec.sink = true;
     spec.rotary_half = 32;
     return spec;
@@ -52,7 +52,7 @@ TEST_P(GpuSchedules, SameBitsWithWindowsAndSeveralTokens) {
   StepSpec spec = Ragged();
   spec.lengths[0] = 6;
   spec.sequence_length = 6;  // 18 rows: the keys are taken twice
-  spec.window = 4 * spec.tile_tokens + 6;
+  spec.window = 2 * spec.tile_tokens + 6;
   const Step before(spec);
   const Step want = Want(before);
   for (Schedule schedule : kSchedules) {
@@ -88,6 +88,20 @@ TEST_P(GpuSchedules, SameBitsForAllInterleavings) {
                                   resident_blocks};
         ExpectSameBits(AfterLaunch(before, launch), want);
       }
+    }
+  }
+}
+
+// More pieces of a sequence and head than a warp has lanes, and more shares than tiles.
+TEST_P(GpuSchedules, SameBitsForASequenceInManyPieces) {
+  StepSpec spec = Ragged();
+  spec.num_heads = spec.kv_num_heads = 1;
+  spec.lengths = {20, 150 * 16};
+  const Step before(spec);
+  const Step want = Want(before);
+  for (Schedule schedule : {Schedule::kLean, Schedule::kFixedSplit}) {
+    for (int64_t amount : {33, 66, 264}) {
+      ExpectSameBits(AfterLaunch(before, {schedule, amount}), want);
     }
   }
 }

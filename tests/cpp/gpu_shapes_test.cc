@@ -13,7 +13,6 @@ namespace {
 
 using ::testing::Combine;
 using ::testing::Values;
-using ::testing::ValuesIn;
 
 const auto kTypes = Values(kFloat16Step, kBFloat16Step);
 
