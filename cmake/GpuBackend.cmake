@@ -17,7 +17,8 @@ if(LEAN_ATTENTION_CUDA STREQUAL "ON" AND LEAN_ATTENTION_ROCM STREQUAL "ON")
     "not both, may be ON")
 endif()
 
-# Sets gpu_compiler_${backend}, a command, and gpu_runtime_${backend}, what its objects link.
+# Of each backend: gpu_compiler_*, a command; gpu_version_*, its name; gpu_runtime_*, what its objects
+# link.
 if(LEAN_ATTENTION_CUDA)
   find_package(CUDAToolkit QUIET)
   if(CUDAToolkit_NVCC_EXECUTABLE AND TARGET CUDA::cudart_static)
@@ -32,6 +33,7 @@ if(LEAN_ATTENTION_CUDA)
     list(GET LEAN_ATTENTION_CUDA_ARCHITECTURES -1 newest)
     list(APPEND gpu_compiler_CUDA -gencode=arch=compute_${newest},code=compute_${newest})
     set(gpu_runtime_CUDA CUDA::cudart_static)
+    set(gpu_version_CUDA "nvcc ${CUDAToolkit_VERSION}")
   elseif(NOT LEAN_ATTENTION_CUDA STREQUAL "AUTO")
     message(FATAL_ERROR "LEAN_ATTENTION_CUDA is ${LEAN_ATTENTION_CUDA}, but nvcc and "
       "libcudart_static.a were not found: install the CUDA toolkit, or name its folder by "
@@ -53,6 +55,10 @@ if(LEAN_ATTENTION_ROCM)
       list(APPEND gpu_compiler_ROCM --offload-arch=${architecture})
     endforeach()
     set(gpu_runtime_ROCM ${LEAN_ATTENTION_AMDHIP64})
+    execute_process(COMMAND ${CMAKE_COMMAND} -E env HIP_PLATFORM=amd ${LEAN_ATTENTION_HIPCC}
+      --version OUTPUT_VARIABLE said ERROR_QUIET)
+    string(REGEX MATCH "clang version [0-9.]+" clang "${said}")
+    set(gpu_version_ROCM "hipcc with ${clang}")
   elseif(NOT LEAN_ATTENTION_ROCM STREQUAL "AUTO")
     message(FATAL_ERROR "LEAN_ATTENTION_ROCM is ${LEAN_ATTENTION_ROCM}, but hipcc and "
       "libamdhip64.so were not found: install ROCm, or hipcc, rocm-device-libs and libamdhip64-dev, "
@@ -64,13 +70,14 @@ endif()
 # for, and with the tests.
 function(add_gpu_library name backend)
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/${name})
+  file(WRITE ${folder}/compiler.txt "${gpu_version_${backend}}\n")
+  file(WRITE ${folder}/architectures.txt "${LEAN_ATTENTION_${backend}_ARCHITECTURES}\n")
   set(objects)
   foreach(source IN LISTS ARGN)
     get_filename_component(source ${source} ABSOLUTE)
     get_filename_component(stem ${source} NAME_WE)
     set(object ${folder}/${stem}.o)
     add_custom_command(OUTPUT ${object}
-      COMMAND ${CMAKE_COMMAND} -E make_directory ${folder}
       COMMAND sh ${PROJECT_SOURCE_DIR}/cmake/compile_logged.sh ${folder}/${stem}.log
         ${gpu_compiler_${backend}} -std=c++17 -O3 -I${PROJECT_SOURCE_DIR}
         -MD -MF ${object}.d -c ${source} -o ${object}
