@@ -224,5 +224,25 @@ TEST(Check, RefusesABatchWhoseSharedMemoryDoesNotFit) {
                                 " bytes of shared memory; a block of this device may have 232448");
 }
 
+TEST(CheckBuffers, RefusesThemWhereASplitNeedsThem) {
+  const GpuDecode decode = ValidDecode();
+  GpuDecision split = {};
+  split.schedule = Schedule::kLean;
+  split.amount = 3;
+  int32_t* const counters = static_cast<int32_t*>(Address(0x2000));
+  EXPECT_TRUE(CheckBuffers(decode, split, {Address(0x1000), counters}).ok());
+  EXPECT_EQ(CheckBuffers(decode, split, {nullptr, counters}).message,
+            "the workspace is null; lean needs 49920 bytes for states");
+  EXPECT_EQ(CheckBuffers(decode, split, {Address(0x1004), counters}).message,
+            "the workspace is not aligned to 16 bytes");
+  EXPECT_EQ(CheckBuffers(decode, split, {Address(0x1000), nullptr}).message,
+            "the counters are null; lean needs 3");
+
+  GpuDecision whole = {};
+  whole.schedule = Schedule::kDirect;
+  whole.amount = 1;
+  EXPECT_TRUE(CheckBuffers(decode, whole, {nullptr, nullptr}).ok());
+}
+
 }  // namespace
 }  // namespace lean_attention::gpu

@@ -188,4 +188,22 @@ Status Check(const GpuDecode& decode, const Device& device) {
   return status;
 }
 
+Status CheckBuffers(const GpuDecode& decode, const GpuDecision& decision,
+                    const WorkspaceBuffers& buffers) {
+  const Workspace needed = WorkspaceOf(decode.problem, decode.max_length, decision);
+  if (needed.counters == 0) return {};
+  if (buffers.states == nullptr) {
+    return Invalid("the workspace is null; ", NameOf(decision.schedule), " needs ",
+                   needed.state_bytes, " bytes for states");
+  }
+  if (reinterpret_cast<uintptr_t>(buffers.states) % 16 != 0) {
+    return Invalid("the workspace is not aligned to 16 bytes");
+  }
+  if (buffers.counters == nullptr) {
+    return Invalid("the counters are null; ", NameOf(decision.schedule), " needs ",
+                   needed.counters);
+  }
+  return {};
+}
+
 }  // namespace lean_attention::gpu

@@ -72,7 +72,8 @@ Status Launch(const GpuDecode& decode, const GpuDecision& decision, const Worksp
               void* stream) {
   const Instance instance = InstanceFor(decode);
   Device device = {};
-  Status status = QueryDevice(&device);
+  Status status = CheckBuffers(decode, decision, buffers);
+  if (status.ok()) status = QueryDevice(&device);
   if (status.ok()) status = AllowSharedBytes(instance, device);
   if (status.ok()) status = instance.launch(instance, decode, decision, buffers, stream);
   return status;

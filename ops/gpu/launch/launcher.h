@@ -110,8 +110,12 @@ struct WorkspaceBuffers {
   int32_t* counters;
 };
 
+// Whether the buffers are there, where the decision needs them. Pure.
+Status CheckBuffers(const GpuDecode& decode, const GpuDecision& decision,
+                    const WorkspaceBuffers& buffers);
+
 // Enqueues the step, one kernel, on a cudaStream_t or hipStream_t (null: the default stream). The
-// step has passed Check.
+// step has passed Check; what CheckBuffers refuses, this refuses.
 Status Launch(const GpuDecode& decode, const GpuDecision& decision, const WorkspaceBuffers& buffers,
               void* stream);
 
