@@ -17,12 +17,12 @@ OPTIMUM_MODEL := .cache/models/phi-3-mini-128k-small
 SOURCES := $(shell find ops cmake python models -type f -not -path '*/__pycache__/*') \
            CMakeLists.txt pyproject.toml
 
-.PHONY: demo test test-cpp test-emulator-full test-sanitizers test-python test-oldest test-optimum lint format setup clean
+.PHONY: demo test test-cpp test-emulator-full test-gpu-resources test-sanitizers test-python test-oldest test-optimum lint format setup clean
 
 demo: $(VENV)/.package
 	$(BIN)/python tools/demo.py
 
-test: test-cpp test-sanitizers test-python test-oldest test-optimum
+test: test-cpp test-gpu-resources test-sanitizers test-python test-oldest test-optimum
 
 test-cpp: build/test/.built
 	$(BIN)/ctest --test-dir build/test --output-on-failure
@@ -30,6 +30,10 @@ test-cpp: build/test/.built
 # The GPU kernel on the emulator: every head size, and many more interleavings.
 test-emulator-full: build/test/.built
 	LEAN_ATTENTION_EMULATOR_FULL=1 $(BIN)/ctest --test-dir build/test --output-on-failure -R gpu_tests
+
+# What the GPU kernels take, where nvcc or hipcc is; none may spill.
+test-gpu-resources: build/test/.built
+	$(BIN)/python tools/gpu_resources.py --check build/test
 
 # The C++ tests again: memory and undefined behaviour, then races.
 test-sanitizers: build/asan/.built build/tsan/.built
@@ -50,13 +54,13 @@ lint: $(VENV)/.package $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	git ls-files 'ops/*.h' 'ops/*.cc' 'ops/*.cuh' 'ops/*.cu' 'tests/*.h' 'tests/*.cc' 'tests/*.cuh' 'tests/*.cu' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files 'ops/*.h' 'ops/*.cc' 'ops/*.cuh' 'ops/*.cu' 'tests/*.h' 'tests/*.cc' 'tests/*.cuh' 'tests/*.cu' 'tools/*.cc' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tools/check_walls.py
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
-	git ls-files 'ops/*.h' 'ops/*.cc' 'ops/*.cuh' 'ops/*.cu' 'tests/*.h' 'tests/*.cc' 'tests/*.cuh' 'tests/*.cu' | xargs $(BIN)/clang-format -i
+	git ls-files 'ops/*.h' 'ops/*.cc' 'ops/*.cuh' 'ops/*.cu' 'tests/*.h' 'tests/*.cc' 'tests/*.cuh' 'tests/*.cu' 'tools/*.cc' | xargs $(BIN)/clang-format -i
 
 setup: $(VENV)/.package
 
@@ -107,7 +111,7 @@ $(OPTIMUM_MODEL): | $(VENV)/.package
 
 # The C++ tests in build/$(1), with more options for CMake and for its build.
 define cpp_tests
-build/$(1)/.built: $(SOURCES) $(wildcard tests/cpp/*) $(VENV)/.requirements
+build/$(1)/.built: $(SOURCES) $(wildcard tests/cpp/* tools/*.cc) $(VENV)/.requirements
 	@tools/install_system_packages.sh tests
 	@mkdir -p build
 	$(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
@@ -120,6 +124,6 @@ ONLY_TESTS := --target lean_attention_tests lean_attention_kernel_tests
 EMULATOR_TESTS := $(foreach room,emulator gpu,lean_attention_$(room)_tests_32 lean_attention_$(room)_tests_64)
 SANITIZED := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-g1 -DLEAN_ATTENTION_SANITIZE
 ADDRESS := $(SANITIZED)=address,undefined
-$(eval $(call cpp_tests,test))
+$(eval $(call cpp_tests,test,-DLEAN_ATTENTION_CUDA_ARCHITECTURES=90))
 $(eval $(call cpp_tests,asan,$(ADDRESS),$(ONLY_TESTS) $(EMULATOR_TESTS)))
 $(eval $(call cpp_tests,tsan,$(SANITIZED)=thread,$(ONLY_TESTS)))

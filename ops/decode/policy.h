@@ -4,6 +4,8 @@
 #define LEAN_ATTENTION_OPS_DECODE_POLICY_H_
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <string>
 
 #include "ops/decode/problem.h"
@@ -113,6 +115,89 @@ inline std::string Explain(const Problem& p, const Machine& machine, const Decis
          std::to_string(p.num_heads) + "/" + std::to_string(p.kv_num_heads) + " heads of " +
          std::to_string(p.head_size) + ", " + NameOf(p.cache_type) + " cache, " +
          std::to_string(machine.workers) + " processors";
+}
+
+// A GPU, as one kernel finds it.
+struct GpuMachine {
+  int32_t multiprocessors;
+  int32_t blocks_per_multiprocessor;  // that fit at the same time, >= 1
+
+  int64_t blocks() const { return int64_t{multiprocessors} * blocks_per_multiprocessor; }
+};
+
+// Block b of the grid takes shares b, b + blocks, b + 2 blocks, ...
+struct GpuDecision {
+  Schedule schedule;
+  int64_t amount;  // as BasicCut takes it
+  int64_t shares;
+  int32_t blocks;      // of the grid, at most as many as shares
+  bool is_persistent;  // all blocks of the grid fit at the same time
+  const char* reason;
+};
+
+// Keys per tile on GPUs: two blocks of 16 for each of four warps.
+inline constexpr int32_t kGpuTileTokens = 128;
+
+// The most tiles of a sequence and head of any length up to `max_length`. Those of a longer
+// sequence may be fewer, as they are wider.
+inline int64_t MostTiles(const Problem& p, int64_t max_length) {
+  int64_t tiles = (max_length + p.tile_tokens - 1) / p.tile_tokens;
+  if (p.local_window_size > 0 && p.local_window_size < max_length) {
+    // n keys, wherever they begin, touch (n - 1 + t - 1) / t + 1 tiles of t.
+    const int64_t visible = p.local_window_size + p.sequence_length - 1;
+    tiles = std::min(tiles, (visible + p.tile_tokens - 2) / p.tile_tokens + 1);
+  }
+  return std::min<int64_t>(tiles, kMaxTiles);
+}
+
+// For a step whose lengths only the device knows: none is above `max_length`. The capacity of the
+// cache plays no part.
+inline GpuDecision DecideGpu(const Problem& p, int64_t max_length, const GpuMachine& machine,
+                             std::optional<Schedule> wish = std::nullopt) {
+  const int64_t pairs = int64_t{p.batch_size} * p.kv_num_heads;
+  const int64_t most_tiles = MostTiles(p, max_length);
+  const auto cut = [&](Schedule schedule, int64_t amount, const char* reason) {
+    const int64_t shares = schedule == Schedule::kLean ? amount : pairs * amount;
+    const int64_t blocks = std::min<int64_t>(shares, std::numeric_limits<int32_t>::max());
+    return GpuDecision{
+        schedule, amount, shares, static_cast<int32_t>(blocks), blocks <= machine.blocks(), reason};
+  };
+  if (p.sequence_length > kMaxSplitTokens) {
+    return cut(Schedule::kDirect, 1, "many query tokens");
+  }
+  const char* reason = "asked for";
+  if (!wish) {
+    if (most_tiles == 1) return cut(Schedule::kDirect, 1, "one tile per sequence and head");
+    reason = "equal shares for all blocks that fit";
+  }
+  switch (wish.value_or(Schedule::kLean)) {
+    case Schedule::kDirect:
+      return cut(Schedule::kDirect, 1, reason);
+    case Schedule::kFixedSplit: {
+      const auto workers = static_cast<int32_t>(machine.blocks());
+      return cut(Schedule::kFixedSplit, FixedSplits(pairs, workers, most_tiles), reason);
+    }
+    case Schedule::kLean:
+      break;
+  }
+  const int64_t tiles = pairs * most_tiles;
+  if (tiles < machine.blocks()) return cut(Schedule::kLean, tiles, "as many shares as tiles");
+  return cut(Schedule::kLean, machine.blocks(), reason);
+}
+
+// One line: the decision, why, and what it was made from.
+inline std::string ExplainGpu(const Problem& p, int64_t max_length, const GpuMachine& machine,
+                              const GpuDecision& d) {
+  const int64_t tiles = int64_t{p.batch_size} * p.kv_num_heads * MostTiles(p, max_length);
+  return std::string(NameOf(d.schedule)) + " in " + std::to_string(d.shares) + " shares on " +
+         std::to_string(d.blocks) + (d.is_persistent ? " resident" : " queued") + " blocks (" +
+         d.reason + "): at most " + std::to_string(tiles) + " tiles of " +
+         std::to_string(p.tile_tokens) + " keys, " + std::to_string(p.batch_size) +
+         " sequences of at most " + std::to_string(max_length) + " keys, " +
+         std::to_string(p.sequence_length) + " query tokens, " + std::to_string(p.num_heads) + "/" +
+         std::to_string(p.kv_num_heads) + " heads of " + std::to_string(p.head_size) + ", " +
+         NameOf(p.cache_type) + " cache, " + std::to_string(machine.multiprocessors) +
+         " multiprocessors of " + std::to_string(machine.blocks_per_multiprocessor) + " blocks";
 }
 
 }  // namespace lean_attention

@@ -94,7 +94,7 @@ class ProblemStream {
     for (int32_t b = 0; b < problem_.batch_size; ++b) total_cost_ += SequenceCost(b);
   }
 
-  const Problem& problem() const { return problem_; }
+  LEAN_HOST_DEVICE const Problem& problem() const { return problem_; }
   Tiling TilingOf(int32_t sequence) const { return lean_attention::TilingOf(problem_, sequence); }
   int64_t total_cost() const { return total_cost_; }
 

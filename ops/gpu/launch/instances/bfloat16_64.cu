@@ -1,0 +1,3 @@
+#include "ops/gpu/launch/instantiate-inl.h"
+
+LEAN_ATTENTION_INSTANTIATE(BFloat16, 64)

@@ -1,0 +1,270 @@
+// What a launch refuses before it starts. Pointers stand for device memory and are never followed.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "ops/gpu/launch/launcher.h"
+
+namespace lean_attention::gpu {
+namespace {
+
+void* Address(uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+constexpr Device kDevice = {132, 227 * 1024};
+
+// Two sequences, eight query heads over two KV heads of 128, with every optional input.
+GpuDecode ValidDecode() {
+  GpuDecode d = {};
+  d.problem = {2, 1, 8, 2, 128, 4096, nullptr, 0, ElementType::kFloat16, 128};
+  d.element_type = ElementType::kFloat16;
+  d.max_length = 1000;
+  d.seqlens_k = static_cast<const int32_t*>(Address(0x1000));
+  d.query = Address(0x2000);
+  d.key = Address(0x3000);
+  d.value = Address(0x4000);
+  d.query_stride = 8 * 128;
+  d.kv_stride = 2 * 128;
+  d.key_cache = Address(0x5000);
+  d.value_cache = Address(0x6000);
+  d.cos_cache = Address(0x7000);
+  d.sin_cache = Address(0x8000);
+  d.rotary_rows = 1000;
+  d.rotary_half = 64;
+  d.position_ids = nullptr;
+  d.attention_bias = Address(0x9000);
+  d.bias_row_stride = 1000;
+  d.head_sink = Address(0xA000);
+  d.scale = 0.125f;
+  d.output = Address(0xB000);
+  return d;
+}
+
+void SetCache(ElementType type, GpuDecode& d) {
+  d.problem.cache_type = type;
+  d.k_scale = static_cast<const float*>(Address(0xD000));
+  d.v_scale = static_cast<const float*>(Address(0xE000));
+}
+
+using Change = std::function<void(GpuDecode&)>;
+
+Status After(const Change& change) {
+  GpuDecode decode = ValidDecode();
+  change(decode);
+  return Check(decode, kDevice);
+}
+
+struct Case {
+  const char* message;  // the beginning of it
+  Change change;
+};
+
+void ExpectRefused(StatusCode code, const std::vector<Case>& cases) {
+  for (const Case& c : cases) {
+    const Status status = After(c.change);
+    EXPECT_EQ(status.code, code) << c.message;
+    EXPECT_EQ(status.message.rfind(c.message, 0), 0u)
+        << "\"" << status.message << "\" instead of \"" << c.message << "\"";
+  }
+}
+
+TEST(Check, PassesWhatIsRight) {
+  const std::vector<Change> changes = {
+      [](GpuDecode&) {},
+      [](GpuDecode& d) { d.problem.cache_type = d.element_type = ElementType::kBFloat16; },
+      [](GpuDecode& d) { SetCache(ElementType::kInt8, d); },
+      [](GpuDecode& d) { SetCache(ElementType::kFloat8E4M3, d); },
+      [](GpuDecode& d) { d.cos_cache = d.sin_cache = nullptr; },
+      [](GpuDecode& d) { d.attention_bias = d.head_sink = nullptr; },
+      [](GpuDecode& d) { d.rotary_half = 1; },
+      [](GpuDecode& d) { d.max_length = 1; },
+      [](GpuDecode& d) { d.query_stride = d.kv_stride = 12 * 128; },
+      [](GpuDecode& d) { d.max_length = d.rotary_rows = d.bias_row_stride = d.problem.cache_rows; },
+      [](GpuDecode& d) { d.problem.sequence_length = 100; },
+      [](GpuDecode& d) {
+        d.position_ids = static_cast<const int64_t*>(Address(0xC000));
+        d.rotary_rows = 1;
+      },
+  };
+  for (size_t i = 0; i < changes.size(); ++i) {
+    const Status status = After(changes[i]);
+    EXPECT_TRUE(status.ok()) << i << ": " << status.message;
+    EXPECT_EQ(status.message, "");
+  }
+}
+
+TEST(Check, RefusesNullPointers) {
+  ExpectRefused(StatusCode::kInvalidArgument,
+                {{"seqlens_k is null", [](GpuDecode& d) { d.seqlens_k = nullptr; }},
+                 {"query is null", [](GpuDecode& d) { d.query = nullptr; }},
+                 {"key is null", [](GpuDecode& d) { d.key = nullptr; }},
+                 {"value is null", [](GpuDecode& d) { d.value = nullptr; }},
+                 {"key_cache is null", [](GpuDecode& d) { d.key_cache = nullptr; }},
+                 {"value_cache is null", [](GpuDecode& d) { d.value_cache = nullptr; }},
+                 {"output is null", [](GpuDecode& d) { d.output = nullptr; }}});
+}
+
+TEST(Check, RefusesMisalignedPointers) {
+  const std::string rest = " is not aligned to 16 bytes";
+  const std::vector<std::pair<std::string, Change>> cases = {
+      {"seqlens_k", [](GpuDecode& d) { d.seqlens_k += 1; }},
+      {"query", [](GpuDecode& d) { d.query = Address(0x2002); }},
+      {"key", [](GpuDecode& d) { d.key = Address(0x3008); }},
+      {"value", [](GpuDecode& d) { d.value = Address(0x4001); }},
+      {"key_cache", [](GpuDecode& d) { d.key_cache = Address(0x500F); }},
+      {"value_cache", [](GpuDecode& d) { d.value_cache = Address(0x6004); }},
+      {"cos_cache", [](GpuDecode& d) { d.cos_cache = Address(0x7002); }},
+      {"sin_cache", [](GpuDecode& d) { d.sin_cache = Address(0x8002); }},
+      {"position_ids",
+       [](GpuDecode& d) { d.position_ids = static_cast<const int64_t*>(Address(0xC008)); }},
+      {"attention_bias", [](GpuDecode& d) { d.attention_bias = Address(0x9002); }},
+      {"head_sink", [](GpuDecode& d) { d.head_sink = Address(0xA002); }},
+      {"output", [](GpuDecode& d) { d.output = Address(0xB002); }}};
+  for (const auto& [name, change] : cases) {
+    const std::string message = name + rest;
+    ExpectRefused(StatusCode::kInvalidArgument, {{message.c_str(), change}});
+  }
+}
+
+TEST(Check, RefusesWhatIsNotBuilt) {
+  ExpectRefused(
+      StatusCode::kUnsupported,
+      {{"head_size is 72; built for GPUs are 64, 80, 96, 128, 256",
+        [](GpuDecode& d) { d.problem.head_size = 72; }},
+       {"head_size is 0;", [](GpuDecode& d) { d.problem.head_size = 0; }},
+       {"tensors are float32 and caches float32;",
+        [](GpuDecode& d) { d.problem.cache_type = d.element_type = ElementType::kFloat32; }},
+       {"tensors are float16 and caches bfloat16;",
+        [](GpuDecode& d) { d.problem.cache_type = ElementType::kBFloat16; }},
+       {"tensors are float16 and caches int4;",
+        [](GpuDecode& d) { d.problem.cache_type = ElementType::kInt4; }}});
+}
+
+TEST(Check, RefusesQuantisedCachesWithoutScales) {
+  ExpectRefused(StatusCode::kInvalidArgument, {{"k_scale is null",
+                                                [](GpuDecode& d) {
+                                                  SetCache(ElementType::kInt8, d);
+                                                  d.k_scale = nullptr;
+                                                }},
+                                               {"v_scale is null", [](GpuDecode& d) {
+                                                  SetCache(ElementType::kFloat8E4M3, d);
+                                                  d.v_scale = nullptr;
+                                                }}});
+}
+
+TEST(Check, RefusesSizes) {
+  ExpectRefused(StatusCode::kInvalidArgument,
+                {{"batch_size is 0", [](GpuDecode& d) { d.problem.batch_size = 0; }},
+                 {"sequence_length is -1", [](GpuDecode& d) { d.problem.sequence_length = -1; }},
+                 {"num_heads is 0", [](GpuDecode& d) { d.problem.num_heads = 0; }},
+                 {"kv_num_heads is 0", [](GpuDecode& d) { d.problem.kv_num_heads = 0; }},
+                 {"num_heads is 8, not a multiple of kv_num_heads, 3",
+                  [](GpuDecode& d) { d.problem.kv_num_heads = 3; }},
+                 {"num_heads is 2, not a multiple",
+                  [](GpuDecode& d) {
+                    d.problem.num_heads = 2;
+                    d.problem.kv_num_heads = 4;
+                  }},
+                 {"tile_tokens is 24", [](GpuDecode& d) { d.problem.tile_tokens = 24; }},
+                 {"tile_tokens is 0", [](GpuDecode& d) { d.problem.tile_tokens = 0; }},
+                 {"sequence_length 16777216 times 4 heads",
+                  [](GpuDecode& d) { d.problem.sequence_length = 1 << 24; }}});
+}
+
+TEST(Check, RefusesLengthsAboveCapacity) {
+  ExpectRefused(StatusCode::kInvalidArgument,
+                {{"sequence_length is 4097, and the cache has 4096 rows",
+                  [](GpuDecode& d) { d.problem.sequence_length = 4097; }},
+                 {"max_length is 4097;", [](GpuDecode& d) { d.max_length = 4097; }},
+                 {"max_length is 4; it must be from sequence_length, 5,",
+                  [](GpuDecode& d) {
+                    d.problem.sequence_length = 5;
+                    d.max_length = 4;
+                  }},
+                 {"sequence_length is 1, and the cache has -1 rows",
+                  [](GpuDecode& d) { d.problem.cache_rows = -1; }},
+                 {"cache_rows is 2147483648;",
+                  [](GpuDecode& d) { d.problem.cache_rows = int64_t{1} << 31; }}});
+}
+
+TEST(Check, RefusesStrides) {
+  ExpectRefused(StatusCode::kInvalidArgument,
+                {{"query_stride is 1023,", [](GpuDecode& d) { d.query_stride = 1023; }},
+                 {"kv_stride is 255,", [](GpuDecode& d) { d.kv_stride = 255; }},
+                 {"bias_row_stride is 999, less than max_length, 1000",
+                  [](GpuDecode& d) { d.bias_row_stride = 999; }},
+                 {"bias_batch_stride and bias_head_stride are -1 and 0",
+                  [](GpuDecode& d) { d.bias_batch_stride = -1; }},
+                 {"bias_batch_stride and bias_head_stride are 0 and -2",
+                  [](GpuDecode& d) { d.bias_head_stride = -2; }}});
+}
+
+TEST(Check, RefusesRotary) {
+  ExpectRefused(StatusCode::kInvalidArgument,
+                {{"cos_cache and sin_cache must be given together",
+                  [](GpuDecode& d) { d.sin_cache = nullptr; }},
+                 {"cos_cache and sin_cache must be given together",
+                  [](GpuDecode& d) { d.cos_cache = nullptr; }},
+                 {"rotary_half is 65; for head_size 128 it must be from 1 to 64",
+                  [](GpuDecode& d) { d.rotary_half = 65; }},
+                 {"rotary_half is 0;", [](GpuDecode& d) { d.rotary_half = 0; }},
+                 {"cos_cache and sin_cache have 999 rows; positions need 1000",
+                  [](GpuDecode& d) { d.rotary_rows = 999; }},
+                 {"cos_cache and sin_cache have 0 rows; positions need 1", [](GpuDecode& d) {
+                    d.position_ids = static_cast<const int64_t*>(Address(0xC000));
+                    d.rotary_rows = 0;
+                  }}});
+}
+
+TEST(Check, RefusesNumbers) {
+  ExpectRefused(
+      StatusCode::kInvalidArgument,
+      {{"scale is nan", [](GpuDecode& d) { d.scale = std::numeric_limits<float>::quiet_NaN(); }},
+       {"softcap is inf;",
+        [](GpuDecode& d) { d.softcap = std::numeric_limits<float>::infinity(); }},
+       {"softcap is -1;", [](GpuDecode& d) { d.softcap = -1; }}});
+}
+
+TEST(Check, RefusesABatchWhoseSharedMemoryDoesNotFit) {
+  GpuDecode decode = ValidDecode();
+  // Twelve bytes for each sequence.
+  Problem empty = decode.problem;
+  empty.batch_size = 0;
+  const int64_t others = SharedBytes(empty);
+  const auto most = static_cast<int32_t>((kDevice.shared_bytes - others) / 12);
+  decode.problem.batch_size = most;
+  EXPECT_TRUE(Check(decode, kDevice).ok());
+  decode.problem.batch_size = most + 1;
+  const Status status = Check(decode, kDevice);
+  EXPECT_EQ(status.code, StatusCode::kUnsupported);
+  EXPECT_EQ(status.message, "head_size 128 with 4 query rows per KV head and a batch of " +
+                                std::to_string(most + 1) + " needs " +
+                                std::to_string(others + 12 * (most + 1)) +
+                                " bytes of shared memory; a block of this device may have 232448");
+}
+
+TEST(CheckBuffers, RefusesThemWhereASplitNeedsThem) {
+  const GpuDecode decode = ValidDecode();
+  GpuDecision split = {};
+  split.schedule = Schedule::kLean;
+  split.amount = 3;
+  int32_t* const counters = static_cast<int32_t*>(Address(0x2000));
+  EXPECT_TRUE(CheckBuffers(decode, split, {Address(0x1000), counters}).ok());
+  EXPECT_EQ(CheckBuffers(decode, split, {nullptr, counters}).message,
+            "the workspace is null; lean needs 49920 bytes for states");
+  EXPECT_EQ(CheckBuffers(decode, split, {Address(0x1004), counters}).message,
+            "the workspace is not aligned to 16 bytes");
+  EXPECT_EQ(CheckBuffers(decode, split, {Address(0x1000), nullptr}).message,
+            "the counters are null; lean needs 3");
+
+  GpuDecision whole = {};
+  whole.schedule = Schedule::kDirect;
+  whole.amount = 1;
+  EXPECT_TRUE(CheckBuffers(decode, whole, {nullptr, nullptr}).ok());
+}
+
+}  // namespace
+}  // namespace lean_attention::gpu
