@@ -74,6 +74,14 @@ FAULTS = (
         "args_.max_length);",
     ),
     Fault(
+        "no_barrier_after_the_append",
+        64,
+        "global_race",
+        KERNEL,
+        "Append(at, end); SyncThreads();",
+        "Append(at, end);",
+    ),
+    Fault(
         "no_barrier_after_the_queries",
         32,
         "shared_race",
