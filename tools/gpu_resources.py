@@ -36,11 +36,11 @@ HEADER = """\
 # What the GPU kernels take
 
 Written by `tools/gpu_resources.py` from what the compilers report; no GPU was asked. Local memory
-is where spilled registers and arrays without registers live: it must be 0. Registers are those of a
-thread, on AMD vector and accumulation registers together. Shared memory and the blocks that fit a
-multiprocessor are given for 4 and for 16 query rows per KV head (query tokens times heads of a
-group), at a batch of one; each sequence more takes 12 bytes. 0 blocks: the kernel does not fit and
-the launcher refuses it.
+is where spilled registers and arrays without registers live: it should be 0, and must on NVIDIA.
+Registers are those of a thread, on AMD vector and accumulation registers together. Shared memory
+and the blocks that fit a multiprocessor are given for 4 and for 16 query rows per KV head (query
+tokens times heads of a group), at a batch of one; each sequence more takes 12 bytes. 0 blocks: the
+kernel does not fit and the launcher refuses it.
 """
 COLUMNS = (
     "Kernel",

@@ -8,8 +8,6 @@
 #include "ops/gpu/portable/common.h"
 
 #define LEAN_ATTENTION_AMD 1
-// Two waves on each SIMD: without the bound, the compiler takes the registers of both for one.
-#define LEAN_ATTENTION_KERNEL(threads) __global__ __launch_bounds__(threads, 2)
 
 namespace lean_attention::gpu {
 

@@ -12,7 +12,6 @@
 #endif
 
 #define LEAN_ATTENTION_AMD 0
-#define LEAN_ATTENTION_KERNEL(threads) __global__ __launch_bounds__(threads)
 
 namespace lean_attention::gpu {
 
