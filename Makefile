@@ -125,5 +125,5 @@ EMULATOR_TESTS := $(foreach room,emulator gpu,lean_attention_$(room)_tests_32 le
 SANITIZED := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-g1 -DLEAN_ATTENTION_SANITIZE
 ADDRESS := $(SANITIZED)=address,undefined
 $(eval $(call cpp_tests,test,-DLEAN_ATTENTION_CUDA_ARCHITECTURES=90))
-$(eval $(call cpp_tests,asan,$(ADDRESS),$(ONLY_TESTS) $(EMULATOR_TESTS)))
+$(eval $(call cpp_tests,asan,$(ADDRESS),$(ONLY_TESTS) $(EMULATOR_TESTS) lean_attention_launch_tests))
 $(eval $(call cpp_tests,tsan,$(SANITIZED)=thread,$(ONLY_TESTS)))

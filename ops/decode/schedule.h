@@ -72,8 +72,7 @@ struct Piece {
   int32_t tile_begin;  // counts from tiling.first
   int32_t tile_end;
   // Where the other pieces of a split sequence and head meet this one; -1 where it is not split.
-  // Named after the share that holds its first tile, since a share can start at most one split
-  // pair.
+  // Named after the pair, or the share that holds its first tile, of which there are fewer.
   int64_t region;
   int32_t prefix_tiles;  // of the region's first piece
 
@@ -130,7 +129,7 @@ class BasicCut {
 
   // Regions in which the pieces of split sequences meet; each has kMaxTiles places at most.
   LEAN_HOST_DEVICE int64_t regions() const {
-    return amount_ == 1 ? 0 : (schedule_ == Schedule::kLean ? amount_ : pairs());
+    return amount_ == 1 ? 0 : (HasRegionPerPair() ? pairs() : amount_);
   }
 
   // Where a share begins; Begin(shares()) is the end of the stream.
@@ -165,12 +164,17 @@ class BasicCut {
     piece.prefix_tiles = 0;
     if (piece.tile_begin > 0 || piece.tile_end < piece.tiling.count) {
       piece.prefix_tiles = at.tile == 0 ? piece.tile_end : Begin(first_share + 1).tile;
-      piece.region = schedule_ == Schedule::kLean ? first_share : at.pair;
+      piece.region = HasRegionPerPair() ? at.pair : first_share;
     }
     return piece;
   }
 
  private:
+  // Otherwise there are fewer shares, of which each starts at most one split pair.
+  LEAN_HOST_DEVICE bool HasRegionPerPair() const {
+    return schedule_ != Schedule::kLean || pairs() <= amount_;
+  }
+
   // The tile boundary nearest to the share's part of the total cost.
   LEAN_HOST_DEVICE Position LeanBegin(int64_t share) const {
     // share * total stays below 2^63: shares < 2^20 and a stream of 2^43 keys would not fit memory.

@@ -103,10 +103,11 @@ TEST_P(GpuCache, IsRightPacked) {
 INSTANTIATE_TEST_SUITE_P(All, GpuCache,
                          Combine(Values(kFloat16Step, kBFloat16Step),
                                  ValuesIn(InFullGrid<int>({64, 80, 96, 128, 256}, {64}))),
-                         [](const auto& info) {
-                           return std::string(std::get<0>(info.param).name) + "_" +
-                                  std::to_string(std::get<1>(info.param));
-                         });
+                         NameOfTypesAndNumber());
+INSTANTIATE_TEST_SUITE_P(Quantised, GpuCache,
+                         Combine(ValuesIn(kGpuQuantisedSteps),
+                                 ValuesIn(InFullGrid<int>({64, 80, 96, 128, 256}, {64}))),
+                         NameOfTypesAndNumber());
 
 }  // namespace
 }  // namespace lean_attention::testing

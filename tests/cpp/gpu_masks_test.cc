@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -44,8 +43,12 @@ TEST_P(GpuMasks, AWindowOfOneGivesTheNewestValue) {
   StepSpec spec = SpecOf({10});
   spec.window = 1;
   const Step step = AfterLaunch(Step(spec));
+  const ElementFormat& format = step.output.format();
   for (int64_t h = 0; h < spec.head_size; ++h) {
-    EXPECT_EQ(step.output[step.OutputRow(0, 0, 3) + h], step.value()[step.ValueRow(0, 0, 1) + h]);
+    const double want = step.present_value[step.PresentRow(0, 1, 9) + h] * step.ValueScale(1, h);
+    const double rounding =
+        spec.types.IsQuantised() ? format.epsilon * std::fabs(want) + format.tiny : 0;
+    EXPECT_NEAR(step.output[step.OutputRow(0, 0, 3) + h], want, rounding);
   }
 }
 
@@ -148,10 +151,11 @@ TEST_P(GpuMasks, ScoresFarApart) {
 INSTANTIATE_TEST_SUITE_P(All, GpuMasks,
                          Combine(Values(kFloat16Step, kBFloat16Step),
                                  ValuesIn(InFullGrid<int>({64, 80, 96, 128, 256}, {64}))),
-                         [](const auto& info) {
-                           return std::string(std::get<0>(info.param).name) + "_" +
-                                  std::to_string(std::get<1>(info.param));
-                         });
+                         NameOfTypesAndNumber());
+INSTANTIATE_TEST_SUITE_P(Quantised, GpuMasks,
+                         Combine(ValuesIn(kGpuQuantisedSteps),
+                                 ValuesIn(InFullGrid<int>({64, 80, 96, 128, 256}, {64}))),
+                         NameOfTypesAndNumber());
 
 }  // namespace
 }  // namespace lean_attention::testing

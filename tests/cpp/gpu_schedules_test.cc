@@ -115,10 +115,11 @@ TEST_P(GpuSchedules, SameBitsAmongOtherSequencesAsAlone) {
 INSTANTIATE_TEST_SUITE_P(All, GpuSchedules,
                          ::testing::Combine(::testing::Values(kFloat16Step, kBFloat16Step),
                                             ::testing::Values(16, 128)),
-                         [](const auto& info) {
-                           return std::string(std::get<0>(info.param).name) + "_" +
-                                  std::to_string(std::get<1>(info.param));
-                         });
+                         NameOfTypesAndNumber());
+INSTANTIATE_TEST_SUITE_P(Quantised, GpuSchedules,
+                         ::testing::Combine(::testing::ValuesIn(kGpuQuantisedSteps),
+                                            ::testing::Values(128)),
+                         NameOfTypesAndNumber());
 
 }  // namespace
 }  // namespace lean_attention::testing

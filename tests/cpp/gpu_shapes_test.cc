@@ -13,6 +13,7 @@ namespace {
 
 using ::testing::Combine;
 using ::testing::Values;
+using ::testing::ValuesIn;
 
 const auto kTypes = Values(kFloat16Step, kBFloat16Step);
 
@@ -68,10 +69,12 @@ TEST_P(GpuHeadSizes, AreRightForAllTiles) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuHeadSizes, Combine(kTypes, Values(64, 80, 96, 128, 256)),
-                         [](const auto& info) {
-                           return std::string(std::get<0>(info.param).name) + "_" +
-                                  std::to_string(std::get<1>(info.param));
-                         });
+                         NameOfTypesAndNumber());
+
+INSTANTIATE_TEST_SUITE_P(Quantised, GpuHeadSizes,
+                         Combine(ValuesIn(kGpuQuantisedSteps),
+                                 ValuesIn(InFullGrid<int>({64, 80, 96, 128, 256}, {80}))),
+                         NameOfTypesAndNumber());
 
 class GpuShapes : public ::testing::TestWithParam<StepTypes> {
  protected:

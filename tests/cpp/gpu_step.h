@@ -4,6 +4,8 @@
 #define LEAN_ATTENTION_TESTS_CPP_GPU_STEP_H_
 
 #include <cstdint>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "ops/decode/schedule.h"
@@ -39,6 +41,15 @@ Step AfterLaunch(const Step& before, const GpuLaunch& launch = {});
 
 // Launches the kernel and checks it against the plain reference.
 void ExpectLaunchIsRight(const Step& before, const GpuLaunch& launch = {});
+
+// Names a test after its types and a number.
+struct NameOfTypesAndNumber {
+  template <typename Info>
+  std::string operator()(const Info& info) const {
+    return std::string(std::get<0>(info.param).name) + "_" +
+           std::to_string(std::get<1>(info.param));
+  }
+};
 
 // Whether LEAN_ATTENTION_EMULATOR_FULL asks for the larger grid of tests.
 bool IsFullGrid();

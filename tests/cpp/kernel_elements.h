@@ -64,6 +64,34 @@ void WriteAs(std::byte* row, int64_t i, T x) {
   std::memcpy(row + i * static_cast<int64_t>(sizeof(T)), &x, sizeof(T));
 }
 
+// OCP 8-bit floating point, E4M3: 1 + 4 + 3 bits, biased by 7, no infinity.
+struct Float8E4M3 {
+  static constexpr int kNaN = 0x7F;
+  static constexpr int kLargest = 0x7E;  // 448
+
+  static double ToDouble(uint8_t bits) {
+    const int magnitude = bits & 0x7F;
+    const int exponent = std::max(magnitude >> 3, 1);
+    const int steps = magnitude - (exponent - 1) * 8;
+    const double x = magnitude == kNaN ? std::numeric_limits<double>::quiet_NaN()
+                                       : std::ldexp(steps, exponent - 10);
+    return (bits & 0x80) != 0 ? -x : x;
+  }
+
+  // The nearest there is, of two the even one; the largest for what is larger.
+  static uint8_t FromDouble(double x) {
+    const int sign = std::signbit(x) ? 0x80 : 0;
+    if (std::isnan(x)) return static_cast<uint8_t>(sign | kNaN);
+    int nearest = 0;
+    for (int bits = 1; bits <= kLargest; ++bits) {
+      const double better = std::fabs(ToDouble(static_cast<uint8_t>(nearest)) - std::fabs(x)) -
+                            std::fabs(ToDouble(static_cast<uint8_t>(bits)) - std::fabs(x));
+      if (better > 0 || (better == 0 && bits % 2 == 0)) nearest = bits;
+    }
+    return static_cast<uint8_t>(sign | nearest);
+  }
+};
+
 // One element type. A number x of its range is stored to within epsilon * |x| + tiny. `most`: the
 // largest whole number of a quantised type, the least being -most - 1; 0 for others.
 struct ElementFormat {
@@ -101,6 +129,9 @@ inline const ElementFormat kElementFormats[] = {
        const int bits = (static_cast<int>(x) + 8) << shift;
        WriteAs(row, i / 2, static_cast<uint8_t>(others | bits));
      }},
+    {ElementType::kFloat8E4M3, "float8e4m3", 8, 0, 0x1p-4, 0x1p-10,
+     [](const std::byte* row, int64_t i) { return Float8E4M3::ToDouble(ReadAs<uint8_t>(row, i)); },
+     [](std::byte* row, int64_t i, double x) { WriteAs(row, i, Float8E4M3::FromDouble(x)); }},
 };
 
 inline const ElementFormat& FormatOf(ElementType type) {
@@ -128,6 +159,13 @@ inline constexpr StepTypes kFloat16Step = {"float16", ElementType::kFloat16, Ele
                                            false};
 inline constexpr StepTypes kBFloat16Step = {"bfloat16", ElementType::kBFloat16,
                                             ElementType::kBFloat16, false};
+// Quantised caches of the GPU kernel, and all types of the CPU kernel.
+inline constexpr StepTypes kGpuQuantisedSteps[] = {
+    {"float16_int8", ElementType::kFloat16, ElementType::kInt8, false},
+    {"bfloat16_int8_channels", ElementType::kBFloat16, ElementType::kInt8, true},
+    {"float16_float8_channels", ElementType::kFloat16, ElementType::kFloat8E4M3, true},
+    {"bfloat16_float8", ElementType::kBFloat16, ElementType::kFloat8E4M3, false},
+};
 inline constexpr StepTypes kStepTypes[] = {
     kFloat32Step,
     kFloat16Step,

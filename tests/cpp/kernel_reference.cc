@@ -80,11 +80,13 @@ bool AllBytesAre(std::byte byte, const Tensor& tensor, int64_t begin, int64_t en
                      [byte](std::byte other) { return other == byte; });
 }
 
-// The whole number that x becomes in a quantised cache, by the reciprocal of the scale in float32;
-// the largest for a NaN.
-double Quantised(double x, float scale, int most) {
-  const float number = std::nearbyint(static_cast<float>(x) * (1 / scale));
-  return std::isnan(number) ? most : std::clamp<double>(number, -most - 1, most);
+// The number that x becomes in a quantised cache, by the reciprocal of the scale in float32; as a
+// whole number the largest for a NaN.
+double Quantised(double x, float scale, const ElementFormat& format) {
+  const float number = static_cast<float>(x) * (1 / scale);
+  if (format.most == 0) return Rounded({number}, format.type)[0];
+  if (std::isnan(number)) return format.most;
+  return std::clamp<double>(std::nearbyint(number), -format.most - 1, format.most);
 }
 
 // The rows that this step appends for one KV head.
@@ -94,12 +96,13 @@ void ExpectNewRowsAreRight(const Step& step, int64_t b, int64_t k) {
   const ElementFormat& format = step.present_key.format();
   const bool quantised = spec.types.IsQuantised();
   const auto stored = [&](double x, float scale) {
-    return quantised ? Quantised(x, scale, format.most) : x;
+    return quantised ? Quantised(x, scale, format) : x;
   };
   // What is not rotated is stored exactly. Next to the middle between two whole numbers, rotation
   // may end on either side.
-  Differences keys(spec.rotary_half == 0 ? 0 : (quantised ? 1 : 1e-6),
-                   spec.rotary_half == 0 ? 0 : format.epsilon);
+  const double step_between = format.most > 0 ? 1 : 2 * format.tiny;
+  Differences keys(spec.rotary_half == 0 ? 0 : (quantised ? step_between : 1e-6),
+                   spec.rotary_half == 0 ? 0 : format.epsilon * (quantised ? 2 : 1));
   Differences values(0, 0);
   for (int64_t s = 0; s < spec.sequence_length; ++s) {
     const Row key = Rotated(step, RowOf(step.key(), step.KeyRow(b, s, k), size), b, s);
@@ -178,8 +181,9 @@ void ExpectOutputIsRight(const Step& step, Operands operands) {
   const StepSpec& spec = step.spec();
   const int64_t size = spec.head_size;
   const ElementFormat& format = step.output.format();
-  // Values are 1 at most, so a sum of them is off by no more than a weight is, relatively.
-  const double weights = operands == Operands::kElements ? format.epsilon : 0;
+  // A sum of values is off by no more than a weight is, relatively, times the largest of them: 1,
+  // or with scales 1.1 times 128 / 127.
+  const double weights = operands == Operands::kElements ? 1.11 * format.epsilon : 0;
   Differences outputs(2e-6 + weights + format.tiny, format.epsilon);
   for (int64_t row = 0; row < step.batch_size() * spec.kv_num_heads; ++row) {
     const int64_t b = row / spec.kv_num_heads;

@@ -101,7 +101,7 @@ Step::Step(const StepSpec& spec)
   }
   if (spec_.types.IsQuantised()) {
     // Some numbers of this step are too large for the smaller scales.
-    const double most = present_key.format().most;
+    const double most = std::max(present_key.format().most, 1);
     std::mt19937 scale_random(spec_.seed);  // the same whatever the lengths
     const int64_t scales = spec_.types.scale_per_channel ? kv_heads * size : 1;
     for (auto* scale : {&k_scale_, &v_scale_}) {

@@ -33,9 +33,9 @@ TEST(WorkspaceOf, HasNoneWhereNothingIsSplit) {
 TEST(WorkspaceOf, HasAPlaceForEveryTileOfEveryRegion) {
   // States of two rows, o [64], m and l each, of 8 tiles; regions: shares, or sequences and heads.
   const int64_t region = 8 * 2 * (64 + 2) * int64_t{sizeof(float)};
-  const Workspace lean = WorkspaceOf(SmallProblem(), 1000, DecisionOf(Schedule::kLean, 7));
-  EXPECT_EQ(lean.counters, 7);
-  EXPECT_EQ(lean.state_bytes, 7 * region);
+  const Workspace lean = WorkspaceOf(SmallProblem(), 1000, DecisionOf(Schedule::kLean, 3));
+  EXPECT_EQ(lean.counters, 3);
+  EXPECT_EQ(lean.state_bytes, 3 * region);
   const Workspace fixed = WorkspaceOf(SmallProblem(), 1000, DecisionOf(Schedule::kFixedSplit, 3));
   EXPECT_EQ(fixed.counters, 4);
   EXPECT_EQ(fixed.state_bytes, 4 * region);
