@@ -31,7 +31,7 @@ test-cpp: build/test/.built
 test-emulator-full: build/test/.built
 	LEAN_ATTENTION_EMULATOR_FULL=1 $(BIN)/ctest --test-dir build/test --output-on-failure -R gpu_tests
 
-# What the GPU kernels take, where nvcc or hipcc is; none may spill.
+# What the GPU kernels take, where nvcc or hipcc is; those of NVIDIA may not spill.
 test-gpu-resources: build/test/.built
 	$(BIN)/python tools/gpu_resources.py --check build/test
 

@@ -131,6 +131,12 @@ def test_several_amd_targets_in_one_build_are_refused(build: Path) -> None:
     assert "one of LEAN_ATTENTION_ROCM_ARCHITECTURES at a time" in done.stderr
 
 
+def test_a_folder_that_is_not_there_is_refused(build: Path) -> None:
+    done = run(build / "nowhere", "--check")
+    assert done.returncode == 1
+    assert "there is no folder" in done.stderr
+
+
 def test_a_build_without_compilers_for_gpus_passes(build: Path) -> None:
     done = run(build, "--check")
     assert done.returncode == 0

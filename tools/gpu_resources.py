@@ -207,6 +207,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE, help="the page (%(default)s)")
     parser.add_argument("--check", action="store_true", help="compare with the page, write nothing")
     options = parser.parse_args()
+    if not options.build.is_dir():
+        fail(f"there is no folder {options.build}: name a build folder, such as build/test")
     usages = read_usages(options.build)
     if not usages:
         print("no compiler for GPUs was found when this was built: nothing to check")

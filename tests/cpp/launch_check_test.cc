@@ -80,6 +80,7 @@ TEST(Check, PassesWhatIsRight) {
       [](GpuDecode& d) { d.cos_cache = d.sin_cache = nullptr; },
       [](GpuDecode& d) { d.attention_bias = d.head_sink = nullptr; },
       [](GpuDecode& d) { d.rotary_half = 1; },
+      [](GpuDecode& d) { d.problem.cache_rows = int64_t{1} << 30; },
       [](GpuDecode& d) { d.max_length = 1; },
       [](GpuDecode& d) { d.query_stride = d.kv_stride = 12 * 128; },
       [](GpuDecode& d) { d.max_length = d.rotary_rows = d.bias_row_stride = d.problem.cache_rows; },
@@ -186,8 +187,8 @@ TEST(Check, RefusesLengthsAboveCapacity) {
                   }},
                  {"sequence_length is 1, and the cache has -1 rows",
                   [](GpuDecode& d) { d.problem.cache_rows = -1; }},
-                 {"cache_rows is 2147483648;",
-                  [](GpuDecode& d) { d.problem.cache_rows = int64_t{1} << 31; }}});
+                 {"cache_rows is 1073741825; it must be at most 1073741824",
+                  [](GpuDecode& d) { d.problem.cache_rows = (int64_t{1} << 30) + 1; }}});
 }
 
 TEST(Check, RefusesStrides) {

@@ -14,6 +14,8 @@ namespace lean_attention::gpu {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+// The kernel counts positions in 32 bits, past the end of a sequence by up to a tile.
+constexpr int64_t kMaxCacheRows = int64_t{1} << 30;
 
 template <typename... Parts>
 Status Refusal(StatusCode code, const Parts&... parts) {
@@ -78,8 +80,8 @@ Status CheckBuilt(const GpuDecode& d) {
 
 Status CheckLengths(const GpuDecode& d) {
   const Problem& p = d.problem;
-  if (p.cache_rows > kMaxInt32) {
-    return Invalid("cache_rows is ", p.cache_rows, "; lengths are of 32 bits");
+  if (p.cache_rows > kMaxCacheRows) {
+    return Invalid("cache_rows is ", p.cache_rows, "; it must be at most ", kMaxCacheRows);
   }
   if (p.sequence_length > p.cache_rows) {
     return Invalid("sequence_length is ", p.sequence_length, ", and the cache has ", p.cache_rows,
