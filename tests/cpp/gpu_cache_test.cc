@@ -3,12 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
-#include "tests/cpp/gpu_step.h"
+#include "tests/cpp/gpu_fixture.h"
 
 namespace lean_attention::testing {
 namespace {
@@ -17,16 +14,7 @@ using ::testing::Combine;
 using ::testing::Values;
 using ::testing::ValuesIn;
 
-class GpuCache : public ::testing::TestWithParam<std::tuple<StepTypes, int>> {
- protected:
-  StepSpec SpecOf(std::vector<int32_t> lengths) const {
-    StepSpec spec;
-    std::tie(spec.types, spec.head_size) = GetParam();
-    spec.tile_tokens = 32;
-    spec.lengths = std::move(lengths);
-    return spec;
-  }
-};
+class GpuCache : public GpuTypesAndHeadSize {};
 
 // Rows that hold nothing are NaN; without spare ones the longest sequence ends with its cache.
 TEST_P(GpuCache, IsRightForRaggedBatches) {

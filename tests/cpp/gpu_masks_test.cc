@@ -3,11 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <tuple>
-#include <utility>
 #include <vector>
 
-#include "tests/cpp/gpu_step.h"
+#include "tests/cpp/gpu_fixture.h"
 #include "tests/cpp/kernel_scenes.h"
 
 namespace lean_attention::testing {
@@ -17,16 +15,7 @@ using ::testing::Combine;
 using ::testing::Values;
 using ::testing::ValuesIn;
 
-class GpuMasks : public ::testing::TestWithParam<std::tuple<StepTypes, int>> {
- protected:
-  StepSpec SpecOf(std::vector<int32_t> lengths) const {
-    StepSpec spec;
-    std::tie(spec.types, spec.head_size) = GetParam();
-    spec.tile_tokens = 32;
-    spec.lengths = std::move(lengths);
-    return spec;
-  }
-};
+class GpuMasks : public GpuTypesAndHeadSize {};
 
 TEST_P(GpuMasks, AWindowCountsTheTokenItself) {
   for (int64_t window : {1, 15, 16, 17, 33, 64, 129, 130, 1000}) {
