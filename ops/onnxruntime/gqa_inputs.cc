@@ -1,7 +1,6 @@
 #include "ops/onnxruntime/gqa_inputs.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <string>
 
@@ -12,12 +11,6 @@ namespace {
 std::string OneOr(int64_t size) { return size == 1 ? "1" : Concatenate("1 or ", size); }
 
 }  // namespace
-
-template <typename... Parts>
-void GqaInputs::RequireShape(bool condition, Input input, const Parts&... accepted) const {
-  Require(condition, attributes_.node, ": input ", kInputNames[input], " has shape ",
-          inputs_[input].shape, "; expected ", accepted...);
-}
 
 GqaInputs::GqaInputs(OrtKernelContext* context, const Attributes& attributes,
                      const TensorTypes& types)
@@ -44,6 +37,11 @@ GqaInputs::GqaInputs(OrtKernelContext* context, const Attributes& attributes,
   ReadPastShape();
   shape_.total_sequence_length = ReadTotalLength();
   shape_.present_rows = std::max(shape_.total_sequence_length, shape_.past_rows);
+  CheckLengths();
+  CheckRotary();
+  CheckBias();
+  CheckSink();
+  CheckScales();
 }
 
 void GqaInputs::ReadQueryShape() {
@@ -101,27 +99,16 @@ int64_t GqaInputs::ReadTotalLength() const {
   return total;
 }
 
-void GqaInputs::ReadLengths(std::vector<int32_t>* lengths) const {
+void GqaInputs::CheckLengths() const {
   const int64_t batch = shape_.batch_size;
   const Shape& shape = inputs_[kSeqlensK].shape;
   RequireShape(shape == Shape{batch} || shape == Shape{batch, 1} || shape == Shape{1, batch},
                kSeqlensK,
                batch == 1 ? "[1] or [1, 1]"
                           : Concatenate("[", batch, "], [", batch, ", 1] or [1, ", batch, "]"));
-  const auto* data = static_cast<const int32_t*>(inputs_[kSeqlensK].data);
-  lengths->assign(data, data + batch);
-  // A past that is not the present buffer itself holds no row past its own end. Of a prompt the
-  // rows on the right may be padding.
-  const int64_t most = std::min(shape_.present_rows, shape_.past_rows + shape_.sequence_length);
-  for (int64_t b = 0; b < batch; ++b) {
-    const int64_t length = int64_t{(*lengths)[b]} + 1;
-    Require(length >= 1 && length <= most, attributes_.node, ": input seqlens_k[", b, "] is ",
-            (*lengths)[b], "; it must be between 0 and ", most - 1, ", since ", shape_.past_rows,
-            " rows of past and ", shape_.present_rows, " of present key are there");
-  }
 }
 
-void GqaInputs::SetRotary(const std::vector<int32_t>& lengths, cpu::DecodeArgs* args) const {
+void GqaInputs::CheckRotary() const {
   if (!attributes_.do_rotary) return;
   Require(Has(kCosCache), attributes_.node,
           ": do_rotary is 1, but inputs cos_cache and sin_cache are missing");
@@ -129,29 +116,12 @@ void GqaInputs::SetRotary(const std::vector<int32_t>& lengths, cpu::DecodeArgs* 
   RequireShape(cos.size() == 2 && cos[1] > 0 && 2 * cos[1] <= shape_.head_size, kCosCache,
                "[positions, at most ", shape_.head_size / 2, "]");
   RequireShape(inputs_[kSinCache].shape == cos, kSinCache, "cos_cache's, ", cos);
-  args->cos_cache = inputs_[kCosCache].data;
-  args->sin_cache = inputs_[kSinCache].data;
-  args->rotary_half = static_cast<int32_t>(cos[1]);
-  args->rotary_interleaved = attributes_.rotary_interleaved;
-
-  if (Has(kPositionIds)) {
-    const Shape accepted = {shape_.batch_size, shape_.sequence_length};
-    RequireShape(inputs_[kPositionIds].shape == accepted, kPositionIds, accepted);
-    args->position_ids = static_cast<const int64_t*>(inputs_[kPositionIds].data);
-    for (int64_t i = 0; i < shape_.batch_size * shape_.sequence_length; ++i) {
-      Require(args->position_ids[i] >= 0 && args->position_ids[i] < cos[0], attributes_.node,
-              ": input position_ids holds ", args->position_ids[i], "; cos_cache has ", cos[0],
-              " positions");
-    }
-    return;
-  }
-  // A prompt's padding is rotated as well.
-  const int64_t positions = std::max<int64_t>(
-      shape_.sequence_length, *std::max_element(lengths.begin(), lengths.end()) + int64_t{1});
-  RequireShape(positions <= cos[0], kCosCache, "a row for each of the ", positions, " positions");
+  if (!Has(kPositionIds)) return;
+  const Shape accepted = {shape_.batch_size, shape_.sequence_length};
+  RequireShape(inputs_[kPositionIds].shape == accepted, kPositionIds, accepted);
 }
 
-void GqaInputs::SetBias(const std::vector<int32_t>& lengths, cpu::DecodeArgs* args) const {
+void GqaInputs::CheckBias() const {
   if (!Has(kAttentionBias)) return;
   const Shape& bias = inputs_[kAttentionBias].shape;
   const int64_t total = shape_.total_sequence_length;
@@ -160,24 +130,15 @@ void GqaInputs::SetBias(const std::vector<int32_t>& lengths, cpu::DecodeArgs* ar
                    bias[2] == shape_.sequence_length && bias[3] == total,
                kAttentionBias, "[", OneOr(shape_.batch_size), ", ", OneOr(attributes_.num_heads),
                ", ", shape_.sequence_length, ", ", total, "]");
-  const int32_t longest = *std::max_element(lengths.begin(), lengths.end());
-  Require(longest < total, attributes_.node, ": input seqlens_k holds ", longest,
-          ", but attention_bias covers only total_sequence_length = ", total, " keys");
-  args->attention_bias = inputs_[kAttentionBias].data;
-  args->bias_row_stride = total;
-  args->bias_head_stride = bias[1] == 1 ? 0 : bias[2] * total;
-  args->bias_batch_stride = bias[0] == 1 ? 0 : bias[1] * bias[2] * total;
 }
 
-void GqaInputs::SetSink(cpu::DecodeArgs* args) const {
-  args->smooth_softmax = attributes_.smooth_softmax;
+void GqaInputs::CheckSink() const {
   if (!Has(kHeadSink)) return;
   RequireShape(inputs_[kHeadSink].shape == Shape{attributes_.num_heads}, kHeadSink, "[",
                attributes_.num_heads, "]");
-  args->head_sink = inputs_[kHeadSink].data;
 }
 
-void GqaInputs::SetScales(cpu::DecodeArgs* args) const {
+void GqaInputs::CheckScales() const {
   if (!IsQuantised(types_.cache)) return;
   const int64_t expected =
       attributes_.scale_per_channel ? attributes_.kv_num_heads * shape_.head_size : 1;
@@ -188,62 +149,19 @@ void GqaInputs::SetScales(cpu::DecodeArgs* args) const {
     for (int64_t dimension : inputs_[input].shape) count *= dimension;
     RequireShape(count == expected, input, expected, expected == 1 ? " element" : " elements");
   }
-  args->k_scale = static_cast<const float*>(inputs_[kKScale].data);
-  args->v_scale = static_cast<const float*>(inputs_[kVScale].data);
-  args->scale_per_channel = attributes_.scale_per_channel;
 }
 
-bool GqaInputs::IsStep(const std::vector<int32_t>& lengths) const {
-  const int64_t tokens = shape_.sequence_length;
-  if (tokens == 1) return true;
-  if (shape_.total_sequence_length == tokens) {
-    // A first prompt. Of its position_ids the stock operator reads the first alone.
-    return !Has(kPositionIds) && std::all_of(lengths.begin(), lengths.end(),
-                                             [&](int32_t last) { return last == tokens - 1; });
-  }
-  return shape_.batch_size == 1 && lengths[0] >= tokens - 1;
-}
-
-cpu::DecodeArgs GqaInputs::DecodeStep(std::vector<int32_t>* lengths) const {
-  ReadLengths(lengths);
-  cpu::DecodeArgs args = {};
-  const auto head_size = static_cast<int32_t>(shape_.head_size);
-  args.problem = {static_cast<int32_t>(shape_.batch_size),
-                  static_cast<int32_t>(shape_.sequence_length),
-                  attributes_.num_heads,
-                  attributes_.kv_num_heads,
-                  head_size,
-                  shape_.present_rows,
-                  lengths->data(),
-                  attributes_.local_window_size,
-                  types_.cache,
-                  cpu::TileTokens(head_size, types_.cache)};
-  args.element_type = types_.element;
-
-  const int64_t query_width = attributes_.num_heads * shape_.head_size;
-  const int64_t kv_width = attributes_.kv_num_heads * shape_.head_size;
-  args.query = inputs_[kQuery].data;
-  if (shape_.packed) {
-    const auto* packed = static_cast<const char*>(args.query);
-    args.key = packed + BytesOf(types_.element, query_width);
-    args.value = packed + BytesOf(types_.element, query_width + kv_width);
-    args.query_stride = args.kv_stride = query_width + 2 * kv_width;
-  } else {
-    args.key = inputs_[kKey].data;
-    args.value = inputs_[kValue].data;
-    args.query_stride = query_width;
-    args.kv_stride = kv_width;
-  }
-  args.past_key = inputs_[kPastKey].data;
-  args.past_value = inputs_[kPastValue].data;
-  args.past_rows = shape_.past_rows;
-  args.scale = attributes_.scale.value_or(1.0f / std::sqrt(static_cast<float>(shape_.head_size)));
-  args.softcap = attributes_.softcap;
-  SetRotary(*lengths, &args);
-  SetBias(*lengths, &args);
-  SetSink(&args);
-  SetScales(&args);
-  return args;
+Problem GqaInputs::ProblemOf(const int32_t* lengths, int32_t tile_tokens) const {
+  return {static_cast<int32_t>(shape_.batch_size),
+          static_cast<int32_t>(shape_.sequence_length),
+          attributes_.num_heads,
+          attributes_.kv_num_heads,
+          static_cast<int32_t>(shape_.head_size),
+          shape_.present_rows,
+          lengths,
+          attributes_.local_window_size,
+          types_.cache,
+          tile_tokens};
 }
 
 }  // namespace lean_attention::onnxruntime

@@ -1,12 +1,14 @@
 // From the tensors of one call to sizes that were checked against each other and against the
-// attributes. Every mistake is an error that names the input, what was found and what is accepted.
+// attributes, on every execution provider alike. Every mistake is an error that names the input,
+// what was found and what is accepted. What tensors hold is for cpu_step.h to check, and for the
+// GPU kernel to bound.
 
 #ifndef LEAN_ATTENTION_OPS_ONNXRUNTIME_GQA_INPUTS_H_
 #define LEAN_ATTENTION_OPS_ONNXRUNTIME_GQA_INPUTS_H_
 
-#include <vector>
+#include <cmath>
 
-#include "ops/cpu/decode_attention.h"
+#include "ops/decode/problem.h"
 #include "ops/onnxruntime/gqa_schema.h"
 #include "ops/onnxruntime/ort.h"
 
@@ -47,30 +49,74 @@ class GqaInputs {
   const CallShape& shape() const { return shape_; }
 
   bool Has(Input input) const { return inputs_[input].present; }
+  const TensorView& operator[](Input input) const { return inputs_[input]; }
+  const Attributes& attributes() const { return attributes_; }
+  const TensorTypes& types() const { return types_; }
 
-  // Checks all inputs, whoever computes the call; the arguments of a decode step but for the
-  // outputs' pointers, of use where IsStep says so. `lengths` receives a copy of seqlens_k, so that
-  // nobody can change a length after it was checked; the result points into it.
-  cpu::DecodeArgs DecodeStep(std::vector<int32_t>* lengths) const;
+  // Sizes and masks; lengths, if the host may read them, and the kernel's tile are the caller's.
+  Problem ProblemOf(const int32_t* lengths, int32_t tile_tokens) const;
 
-  // Whether this is a step as the kernel knows it: every token stands at the position that the
-  // lengths say, none is padding, and the stock operator would take it.
-  bool IsStep(const std::vector<int32_t>& lengths) const;
+  // Whatever cpu::DecodeArgs and gpu::GpuDecode name alike, but for the outputs.
+  template <typename Step>
+  void Describe(Step* step) const {
+    const int64_t query_width = attributes_.num_heads * shape_.head_size;
+    const int64_t kv_width = attributes_.kv_num_heads * shape_.head_size;
+    step->element_type = types_.element;
+    step->query = inputs_[kQuery].data;
+    if (shape_.packed) {
+      const auto* packed = static_cast<const char*>(step->query);
+      step->key = packed + BytesOf(types_.element, query_width);
+      step->value = packed + BytesOf(types_.element, query_width + kv_width);
+      step->query_stride = step->kv_stride = query_width + 2 * kv_width;
+    } else {
+      step->key = inputs_[kKey].data;
+      step->value = inputs_[kValue].data;
+      step->query_stride = query_width;
+      step->kv_stride = kv_width;
+    }
+    if (IsQuantised(types_.cache)) {
+      step->k_scale = static_cast<const float*>(inputs_[kKScale].data);
+      step->v_scale = static_cast<const float*>(inputs_[kVScale].data);
+      step->scale_per_channel = attributes_.scale_per_channel;
+    }
+    if (attributes_.do_rotary) {
+      step->cos_cache = inputs_[kCosCache].data;
+      step->sin_cache = inputs_[kSinCache].data;
+      step->rotary_half = static_cast<int32_t>(inputs_[kCosCache].shape[1]);
+      step->rotary_interleaved = attributes_.rotary_interleaved;
+      step->position_ids = static_cast<const int64_t*>(inputs_[kPositionIds].data);
+    }
+    if (Has(kAttentionBias)) {
+      const Shape& bias = inputs_[kAttentionBias].shape;
+      step->attention_bias = inputs_[kAttentionBias].data;
+      step->bias_row_stride = bias[3];
+      step->bias_head_stride = bias[1] == 1 ? 0 : bias[2] * bias[3];
+      step->bias_batch_stride = bias[0] == 1 ? 0 : bias[1] * bias[2] * bias[3];
+    }
+    step->head_sink = inputs_[kHeadSink].data;
+    step->smooth_softmax = attributes_.smooth_softmax;
+    step->scale =
+        attributes_.scale.value_or(1.0f / std::sqrt(static_cast<float>(shape_.head_size)));
+    step->softcap = attributes_.softcap;
+  }
+
+  // Fails with the node's name, the input's and its shape in front of what is accepted.
+  template <typename... Parts>
+  void RequireShape(bool condition, Input input, const Parts&... accepted) const {
+    Require(condition, attributes_.node, ": input ", kInputNames[input], " has shape ",
+            inputs_[input].shape, "; expected ", accepted...);
+  }
 
  private:
   void ReadQueryShape();
   void ReadPastShape();
-  void CheckKeyAndValue() const;
   int64_t ReadTotalLength() const;
-  void ReadLengths(std::vector<int32_t>* lengths) const;
-  void SetRotary(const std::vector<int32_t>& lengths, cpu::DecodeArgs* args) const;
-  void SetBias(const std::vector<int32_t>& lengths, cpu::DecodeArgs* args) const;
-  void SetSink(cpu::DecodeArgs* args) const;
-  void SetScales(cpu::DecodeArgs* args) const;
-
-  // Fails with the node's name, the input's and its shape in front of what is accepted.
-  template <typename... Parts>
-  void RequireShape(bool condition, Input input, const Parts&... accepted) const;
+  void CheckKeyAndValue() const;
+  void CheckLengths() const;
+  void CheckRotary() const;
+  void CheckBias() const;
+  void CheckSink() const;
+  void CheckScales() const;
 
   const Attributes& attributes_;
   const TensorTypes types_;

@@ -1,10 +1,10 @@
 // The entry point that SessionOptions.register_custom_ops_library looks for.
 
-#include <algorithm>
 #include <memory>
 #include <string>
 
-#include "ops/onnxruntime/gqa_kernel.h"
+#include "ops/onnxruntime/gqa_schema.h"
+#include "ops/onnxruntime/operators.h"
 #include "ops/onnxruntime/ort.h"
 
 namespace lean_attention::onnxruntime {
@@ -15,12 +15,8 @@ namespace {
 const Ort::CustomOpDomain& Domain() {
   static const Ort::CustomOpDomain& domain = []() -> const Ort::CustomOpDomain& {
     auto domain = std::make_unique<Ort::CustomOpDomain>(kDomain);
-    for (ElementType element :
-         {ElementType::kFloat32, ElementType::kFloat16, ElementType::kBFloat16}) {
-      for (ElementType cache : {element, ElementType::kInt8, ElementType::kInt4}) {
-        domain->Add(new GqaOp({element, cache}));
-      }
-    }
+    AddCpuOperators(domain.get());
+    AddGpuOperators(domain.get());
     return *domain.release();
   }();
   return domain;

@@ -10,6 +10,7 @@
 
 #include "ops/decode/schedule.h"
 #include "ops/emulator/report.h"
+#include "ops/gpu/launch/launcher.h"
 #include "tests/cpp/kernel_step.h"
 
 namespace lean_attention::testing {
@@ -33,6 +34,9 @@ struct GpuOutcome {
   emulator::Report report;
   bool counters_are_zero;
 };
+
+// The step as a launch takes it; valid as long as both.
+gpu::GpuDecode DecodeOf(Step* step, const GpuLaunch& launch);
 
 GpuOutcome Run(const Step& before, const GpuLaunch& launch);
 

@@ -92,4 +92,14 @@ Status Launch(const GpuDecode& decode, const GpuDecision& decision, const Worksp
   return status;
 }
 
+Status CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t bytes,
+                int64_t rows, void* stream) {
+  return runtime::AsStatus(runtime::CopyRows(to, to_stride, from, from_stride, bytes, rows, stream),
+                           "a copy on the device failed");
+}
+
+Status Clear(void* to, int64_t bytes, void* stream) {
+  return runtime::AsStatus(runtime::Clear(to, bytes, stream), "the device could not clear memory");
+}
+
 }  // namespace lean_attention::gpu

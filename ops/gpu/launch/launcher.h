@@ -124,6 +124,14 @@ Status CheckBuffers(const GpuDecode& decode, const GpuDecision& decision,
 Status Launch(const GpuDecode& decode, const GpuDecision& decision, const WorkspaceBuffers& buffers,
               void* stream);
 
+// Enqueues copies of `rows` rows of `bytes` bytes each, which begin `to_stride` and `from_stride`
+// bytes apart.
+Status CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t bytes,
+                int64_t rows, void* stream);
+
+// Enqueues zeroing.
+Status Clear(void* to, int64_t bytes, void* stream);
+
 }  // namespace lean_attention::gpu
 
 #endif  // LEAN_ATTENTION_OPS_GPU_LAUNCH_LAUNCHER_H_

@@ -36,6 +36,16 @@ inline Error CountBlocks(int* blocks, const void* kernel, int threads, int64_t s
   return hipOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads,
                                                       static_cast<size_t>(shared_bytes));
 }
+inline Error CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stride,
+                      int64_t bytes, int64_t rows, void* stream) {
+  return hipMemcpy2DAsync(to, static_cast<size_t>(to_stride), from,
+                          static_cast<size_t>(from_stride), static_cast<size_t>(bytes),
+                          static_cast<size_t>(rows), hipMemcpyDeviceToDevice,
+                          static_cast<hipStream_t>(stream));
+}
+inline Error Clear(void* to, int64_t bytes, void* stream) {
+  return hipMemsetAsync(to, 0, static_cast<size_t>(bytes), static_cast<hipStream_t>(stream));
+}
 inline const char* Words(Error error) { return hipGetErrorString(error); }
 inline void ForgetError() { static_cast<void>(hipGetLastError()); }
 
@@ -61,6 +71,16 @@ inline Error AllowSharedBytes(const void* kernel, int bytes) {
 inline Error CountBlocks(int* blocks, const void* kernel, int threads, int64_t shared_bytes) {
   return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads,
                                                        static_cast<size_t>(shared_bytes));
+}
+inline Error CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stride,
+                      int64_t bytes, int64_t rows, void* stream) {
+  return cudaMemcpy2DAsync(to, static_cast<size_t>(to_stride), from,
+                           static_cast<size_t>(from_stride), static_cast<size_t>(bytes),
+                           static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
+                           static_cast<cudaStream_t>(stream));
+}
+inline Error Clear(void* to, int64_t bytes, void* stream) {
+  return cudaMemsetAsync(to, 0, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream));
 }
 inline const char* Words(Error error) { return cudaGetErrorString(error); }
 inline void ForgetError() { static_cast<void>(cudaGetLastError()); }
