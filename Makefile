@@ -14,15 +14,18 @@ BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check --no-input
 # optimum runs models whose KV heads are as many as their query heads.
 OPTIMUM_MODEL := .cache/models/phi-3-mini-128k-small
+# Those of the emulated library.
+GPU_TESTS := tests/test_gpu_operator.py
+LIBRARIES := $(abspath build/test/tests/cpp/liblean_attention)
 SOURCES := $(shell find ops cmake python models -type f -not -path '*/__pycache__/*') \
            CMakeLists.txt pyproject.toml
 
-.PHONY: demo test test-cpp test-emulator-full test-gpu-resources test-sanitizers test-python test-oldest test-optimum lint format setup clean
+.PHONY: demo test test-cpp test-emulator-full test-gpu-resources test-gpu-operator test-sanitizers test-python test-oldest test-optimum lint format setup clean
 
 demo: $(VENV)/.package
 	$(BIN)/python tools/demo.py
 
-test: test-cpp test-gpu-resources test-sanitizers test-python test-oldest test-optimum
+test: test-cpp test-gpu-resources test-gpu-operator test-sanitizers test-python test-oldest test-optimum
 
 test-cpp: build/test/.built
 	$(BIN)/ctest --test-dir build/test --output-on-failure
@@ -35,13 +38,20 @@ test-emulator-full: build/test/.built
 test-gpu-resources: build/test/.built
 	$(BIN)/python tools/gpu_resources.py --check build/test
 
+# The GPU operator in ONNX Runtime, on the emulator; and the libraries for GPUs where there is none.
+test-gpu-operator: build/test/.built $(VENV)/.package
+	LEAN_ATTENTION_LIBRARY=$(LIBRARIES)_emulated.so $(BIN)/python -m pytest $(GPU_TESTS)
+	for library in $(LIBRARIES)_cuda.so $(LIBRARIES)_rocm.so; do \
+	  [ ! -e $$library ] || LEAN_ATTENTION_LIBRARY=$$library $(BIN)/python -m pytest tests/test_operator.py; \
+	done
+
 # The C++ tests again: memory and undefined behaviour, then races.
 test-sanitizers: build/asan/.built build/tsan/.built
 	UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/ctest --test-dir build/asan --output-on-failure
 	TSAN_OPTIONS=halt_on_error=1 $(BIN)/ctest --test-dir build/tsan --output-on-failure
 
 test-python: $(VENV)/.package
-	$(BIN)/python -m pytest tests --ignore tests/test_optimum.py
+	$(BIN)/python -m pytest tests --ignore tests/test_optimum.py $(addprefix --ignore ,$(GPU_TESTS))
 
 # The oldest ONNX Runtime that the library supports.
 test-oldest: $(VENV_OLDEST)/.package

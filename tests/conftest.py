@@ -10,16 +10,19 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def build_tiny_model(folder: Path, precision: str = "fp32", *, long_rope: bool = False) -> Path:
+def build_tiny_model(
+    folder: Path, precision: str = "fp32", *, long_rope: bool = False, head_size: int = 16
+) -> Path:
     """Exports a Phi-3 of two layers with random weights through the onnxruntime-genai builder.
 
-    4 query heads, 2 KV heads, head size 16, 512 token ids, 256 positions; its tokens are bytes.
+    4 query heads, 2 KV heads, 512 token ids, 256 positions; its tokens are bytes.
     The transformers model stays at ``folder / "source"``.
 
     Args:
         folder: Where to write; must not exist.
         precision: ``fp32`` or ``fp16``; the latter has fp16 caches and logits.
         long_rope: Whether the rotary tables change above 32 tokens.
+        head_size: H.
 
     Returns:
         The folder for onnxruntime-genai.
@@ -32,14 +35,17 @@ def build_tiny_model(folder: Path, precision: str = "fp32", *, long_rope: bool =
     torch.manual_seed(20)
     rope: dict[str, object] = {"original_max_position_embeddings": 256}
     if long_rope:
-        factors = {"short_factor": [1.0] * 8, "long_factor": [2.0 + i for i in range(8)]}
+        factors = {
+            "short_factor": [1.0] * (head_size // 2),
+            "long_factor": [2.0 + i for i in range(head_size // 2)],
+        }
         rope = {
             "original_max_position_embeddings": 32,
             "rope_scaling": {"type": "longrope", **factors},
         }
     config = transformers.Phi3Config(
         vocab_size=512,
-        hidden_size=64,
+        hidden_size=4 * head_size,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=4,

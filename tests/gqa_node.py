@@ -34,10 +34,12 @@ INPUTS = (
     "query_seqlens",
 )
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+FLOAT8: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
 ONNX_TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
     np.dtype(np.float16): TensorProto.FLOAT16,
     BFLOAT16: TensorProto.BFLOAT16,
+    FLOAT8: TensorProto.FLOAT8E4M3FN,
     np.dtype(np.int8): TensorProto.INT8,
     np.dtype(np.uint8): TensorProto.UINT8,
     np.dtype(np.int32): TensorProto.INT32,
@@ -131,12 +133,13 @@ def _to_value(array: NDArray[Any]) -> onnxruntime.OrtValue:
 
 
 def _to_array(value: onnxruntime.OrtValue) -> NDArray[Any]:
-    """Returns a copy of a tensor; its own `numpy` refuses bfloat16."""
+    """Returns a copy of a tensor; its own `numpy` refuses bfloat16 and float8."""
     array: NDArray[Any]
-    if value.element_type() != TensorProto.BFLOAT16:
+    foreign = {TensorProto.BFLOAT16: BFLOAT16, TensorProto.FLOAT8E4M3FN: FLOAT8}
+    if value.element_type() not in foreign:
         array = value.numpy().copy()
         return array
-    array = np.empty(value.shape(), BFLOAT16)
+    array = np.empty(value.shape(), foreign[value.element_type()])
     ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
     return array
 
@@ -177,14 +180,18 @@ class Case:
 
 
 def _draw_format(
-    rng: np.random.Generator, dtype: type, bits: int, scale_shape: tuple[int, ...], magnitude: float
+    rng: np.random.Generator,
+    dtype: type,
+    cache: str,
+    scale_shape: tuple[int, ...],
+    magnitude: float,
 ) -> CacheFormat:
     """Draws the scales of a quantised cache, such that a few of its rows' values saturate."""
-    if not bits:
+    if not cache:
         return CacheFormat(np.dtype(dtype))
-    largest = {8: 3.0 / 127, 4: 2.0 / 7}[bits] * magnitude
-    scale = largest * rng.uniform(0.7, 1.3, scale_shape)
-    return CacheFormat(np.dtype(dtype), bits, scale.astype(np.float32))
+    bits, largest = {"int8": (8, 3.0 / 127), "int4": (4, 2.0 / 7), "float8": (8, 3.0 / 448)}[cache]
+    scale = magnitude * largest * rng.uniform(0.7, 1.3, scale_shape)
+    return CacheFormat(np.dtype(dtype), bits, scale.astype(np.float32), cache == "float8")
 
 
 def make_case(
@@ -221,7 +228,7 @@ def make_case(
         seqlens_k: [B] valid rows after this step, less one.
         capacity: C.
         dtype: np.float32, np.float16 or ml_dtypes.bfloat16.
-        cache: "int8", "int4" or "": as the activations.
+        cache: "int8", "int4", "float8" or "": as the activations.
         quantisation: Of a quantised cache: "PER_TENSOR" or "PER_CHANNEL".
         tokens: S.
         prompt: Whether the tokens are a first prompt, which reads no past and may have padding.
@@ -249,9 +256,9 @@ def make_case(
     past: list[NDArray[Any]] = [
         draw(batch, kv_num_heads, capacity, head_size, scale=scale) for scale in (magnitude, 1.0)
     ]
-    bits = {"": 0, "int8": 8, "int4": 4}[cache]
     scale_shape = (1, 1) if quantisation == "PER_TENSOR" else (kv_num_heads, head_size)
-    formats = [_draw_format(rng, dtype, bits, scale_shape, size) for size in (magnitude, 1.0)]
+    formats = [_draw_format(rng, dtype, cache, scale_shape, size) for size in (magnitude, 1.0)]
+    bits = formats[0].bits
     if bits:
         past = [
             stored.store(rows.swapaxes(1, 2)).swapaxes(1, 2).copy()
@@ -261,7 +268,12 @@ def make_case(
         attributes["kv_cache_bit_width"] = bits
     lengths = np.array(seqlens_k, np.int64) + 1
     if poison:
-        bad = {0: [np.nan, np.inf, -np.inf], 8: [127, -128], 4: [0xFF, 0x0F, 0]}[bits]
+        bad = {
+            "": [np.nan, np.inf, -np.inf],
+            "int8": [127, -128],
+            "int4": [0xFF, 0x0F, 0],
+            "float8": [np.nan],
+        }[cache]
         for rows in past:
             for b in range(batch):
                 tail = rows[b, :, 0 if prompt else lengths[b] - tokens :]
@@ -341,9 +353,9 @@ def _unit_roundoff(dtype: np.dtype[Any]) -> float:
 
 def _mean_magnitude(step: Step) -> NDArray[np.float64]:
     """Returns what the outputs would be if all values were positive."""
-    # The most negative integer has no opposite.
-    past = np.maximum(step.past_value, -127) if step.value_format.bits else step.past_value
-    return attention(replace(step, value=np.abs(step.value), past_value=np.abs(past))).output
+    past = step.value_format.load(step.past_value)
+    values = {"value": np.abs(step.value), "past_value": np.abs(past)}
+    return attention(replace(step, **values, value_format=CacheFormat())).output
 
 
 def _assert_close(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,15 +12,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """How the rows of a cache are stored: as numbers, or as integers times scales.
+    """How the rows of a cache are stored: as numbers, or as small ones times scales.
 
     Integers of 8 bits fill an int8 each. Those of 4 bits share a uint8, the even channel in the low
-    half, 8 added to each.
+    half, 8 added to each. Floats of 8 bits are float8_e4m3fn.
     """
 
     dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float64))  # Before storing.
     bits: int = 0  # 8 or 4; 0: not quantised
     scale: NDArray[np.float32] | None = None  # [1, 1] or [K, H], of quantised caches
+    is_float: bool = False  # Of 8 bits: not integers.
 
     def store(self, row: Array) -> NDArray[Any]:
         """Returns what the cache holds of new rows [..., K, H], which are computed in float32."""
@@ -32,7 +34,11 @@ class CacheFormat:
         # a NaN in the largest integer.
         one = np.float32(1)
         inverse = np.divide(one, self.scale, out=np.ones_like(self.scale), where=self.scale != 0)
-        steps = np.rint(rounded.astype(np.float32) * inverse)
+        scaled = rounded.astype(np.float32) * inverse
+        if self.is_float:
+            floats: NDArray[Any] = np.clip(scaled, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+            return floats
+        steps = np.rint(scaled)
         steps = np.where(np.isnan(steps), highest, np.clip(steps, lowest, highest))
         codes: NDArray[Any] = steps.astype(np.int8)
         if self.bits == 4:

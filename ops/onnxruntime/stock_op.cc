@@ -71,9 +71,19 @@ StockOp::StockOp(const Ort::ConstKernelInfo& info, const TensorTypes& types)
   const ONNXTensorElementDataType constraint_types[] = {
       OnnxType(types.element), ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, OnnxType(types.cache),
       ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT};
-  op_ = Ort::Op::Create(info, kStockOpName, kStockDomain, 1, constraints, constraint_types,
-                        quantised ? 4 : 2, attributes.copies().data(), attributes.copies().size(),
-                        input_count_, 3);
+  const auto create = [&](size_t count) {
+    return Ort::Op::Create(info, kStockOpName, kStockDomain, 1, constraints, constraint_types,
+                           count, attributes.copies().data(), attributes.copies().size(),
+                           input_count_, 3);
+  };
+  // Versions before quantised caches refuse the last two constraints. Of the later ones a provider
+  // may have a kernel for each type of cache, of which only these tell.
+  try {
+    op_ = create(4);
+  } catch (const Ort::Exception&) {
+    if (quantised) throw;
+    op_ = create(2);
+  }
 }
 
 void StockOp::Invoke(OrtKernelContext* context, OrtValue* output, OrtValue* present_key,

@@ -53,6 +53,7 @@ emulator::Report Run(const GpuDecode& decode, const GpuDecision& decision,
   tensors.CopyBack();
   if (arrived.size() > 0) {
     std::memcpy(buffers.counters, arrived.data(), arrived.size() * sizeof(int32_t));
+    std::memcpy(buffers.states, states.data(), workspace.state_bytes);
   }
   return report;
 }
