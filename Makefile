@@ -10,22 +10,25 @@ PYTHON ?= python3.11
 VENV := .venv
 VENV_OPTIMUM := .venv-optimum
 VENV_OLDEST := .venv-oldest
+VENV_CUDA := .venv-cuda
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check --no-input
 # optimum runs models whose KV heads are as many as their query heads.
 OPTIMUM_MODEL := .cache/models/phi-3-mini-128k-small
 # Those of the emulated library.
 GPU_TESTS := tests/test_gpu_operator.py
+# Those of other environments.
+OTHER_TESTS := tests/test_cuda_provider.py tests/test_optimum.py
 LIBRARIES := $(abspath build/test/tests/cpp/liblean_attention)
 SOURCES := $(shell find ops cmake python models -type f -not -path '*/__pycache__/*') \
            CMakeLists.txt pyproject.toml
 
-.PHONY: demo test test-cpp test-emulator-full test-gpu-resources test-gpu-operator test-sanitizers test-python test-oldest test-optimum lint format setup clean
+.PHONY: demo test test-cpp test-emulator-full test-gpu-resources test-gpu-operator test-cuda-provider test-sanitizers test-python test-oldest test-optimum lint format setup clean
 
 demo: $(VENV)/.package
 	$(BIN)/python tools/demo.py
 
-test: test-cpp test-gpu-resources test-gpu-operator test-sanitizers test-python test-oldest test-optimum
+test: test-cpp test-gpu-resources test-gpu-operator test-cuda-provider test-sanitizers test-python test-oldest test-optimum
 
 test-cpp: build/test/.built
 	$(BIN)/ctest --test-dir build/test --output-on-failure
@@ -45,13 +48,22 @@ test-gpu-operator: build/test/.built $(VENV)/.package
 	  [ ! -e $$library ] || LEAN_ATTENTION_LIBRARY=$$library $(BIN)/python -m pytest tests/test_operator.py; \
 	done
 
+# The GPU operator, on the emulator, in ONNX Runtime's own CUDA provider, over a stand-in for CUDA.
+test-cuda-provider: build/test/.built build/stand-in/.built $(VENV_CUDA)/.package
+	LEAN_ATTENTION_LIBRARY=$(LIBRARIES)_emulated_cuda.so LD_LIBRARY_PATH=$(abspath build/stand-in) \
+	  $(VENV_CUDA)/bin/python -m pytest tests/test_cuda_provider.py
+
+build/stand-in/.built: $(wildcard tests/cuda_stand_in/*) $(VENV_CUDA)/.requirements
+	$(VENV_CUDA)/bin/python tests/cuda_stand_in/build.py $(@D)
+	touch $@
+
 # The C++ tests again: memory and undefined behaviour, then races.
 test-sanitizers: build/asan/.built build/tsan/.built
 	UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/ctest --test-dir build/asan --output-on-failure
 	TSAN_OPTIONS=halt_on_error=1 $(BIN)/ctest --test-dir build/tsan --output-on-failure
 
 test-python: $(VENV)/.package
-	$(BIN)/python -m pytest tests --ignore tests/test_optimum.py $(addprefix --ignore ,$(GPU_TESTS))
+	$(BIN)/python -m pytest tests $(addprefix --ignore ,$(GPU_TESTS) $(OTHER_TESTS))
 
 # The oldest ONNX Runtime that the library supports.
 test-oldest: $(VENV_OLDEST)/.package
@@ -75,7 +87,7 @@ format: $(VENV)/.lint
 setup: $(VENV)/.package
 
 clean:
-	rm -rf build $(VENV) $(VENV_OPTIMUM) $(VENV_OLDEST)
+	rm -rf build $(VENV) $(VENV_OPTIMUM) $(VENV_OLDEST) $(VENV_CUDA)
 
 # The environments: third-party packages once, our own whenever a source changed.
 
@@ -114,6 +126,7 @@ $(1)/.package: build/wheel/.built $(1)/.requirements
 endef
 $(eval $(call client_environment,$(VENV_OPTIMUM),optimum))
 $(eval $(call client_environment,$(VENV_OLDEST),oldest))
+$(eval $(call client_environment,$(VENV_CUDA),cuda))
 
 $(OPTIMUM_MODEL): | $(VENV)/.package
 	mkdir -p $(@D)

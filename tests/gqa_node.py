@@ -66,6 +66,8 @@ class Node:
         op: tuple[str, str] = OURS,
         threads: int = 2,
         log_severity_level: int = 4,
+        provider: str = "CPUExecutionProvider",
+        provider_options: dict[str, str] | None = None,
     ) -> onnxruntime.InferenceSession:
         """Creates a session whose inputs have the feeds' types and any shape of their rank."""
         op_type, domain = op
@@ -110,7 +112,7 @@ class Node:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         lean_attention.register_custom_ops(options)
         return onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            model.SerializeToString(), options, providers=[(provider, provider_options or {})]
         )
 
     def run(
@@ -401,9 +403,7 @@ def assert_matches_reference(
     step, dtype = case.step, case.feeds["query"].dtype
     expected = attention(step)
     assert results[0].dtype == dtype
-    _assert_close(
-        results[0], expected.output, case, errors=1, rounds_weights=rounds_weights
-    )
+    _assert_close(results[0], expected.output, case, errors=1, rounds_weights=rounds_weights)
     rounding = 0 if step.key_format.bits else 2 * _unit_roundoff(dtype)
     for present, wanted in zip(
         results[1:], (expected.present_key, expected.present_value), strict=True

@@ -1,9 +1,7 @@
-// The launcher over the emulator instead of a GPU: device memory is the host's, and launches are
-// over when they return. Every launch runs under another interleaving; what the emulator reports is
-// a device error.
+// The launcher over the emulator instead of a GPU: launches are over when they return. Every launch
+// runs under another interleaving; what the emulator reports is a device error.
 
 #include <atomic>
-#include <cstring>
 #include <mutex>
 #include <string>
 
@@ -11,6 +9,7 @@
 #include "ops/gpu/decode_attention.h"
 #include "ops/gpu/launch/built.h"
 #include "ops/gpu/launch/launcher.h"
+#include "tests/cpp/emulated_memory.h"
 #include "tests/cpp/emulated_tensors.h"
 
 namespace lean_attention::gpu {
@@ -34,7 +33,7 @@ emulator::Report Run(const GpuDecode& decode, const GpuDecision& decision,
   emulator::DeviceBuffer<float> states(workspace.state_bytes / int64_t{sizeof(float)});
   emulator::DeviceBuffer<int32_t> arrived(workspace.counters);
   if (arrived.size() > 0) {
-    std::memcpy(arrived.data(), buffers.counters, arrived.size() * sizeof(int32_t));
+    testing::CopyMemory(arrived.data(), buffers.counters, arrived.size() * sizeof(int32_t));
   }
   testing::EmulatedTensors<Element, Cache> tensors(decode);
   DecodeArgs<Element, Cache> args = tensors.Args();
@@ -52,8 +51,8 @@ emulator::Report Run(const GpuDecode& decode, const GpuDecision& decision,
       emulator::Launch(config, [&] { DecodeAttention<Element, Cache, kHeadSize>(args); });
   tensors.CopyBack();
   if (arrived.size() > 0) {
-    std::memcpy(buffers.counters, arrived.data(), arrived.size() * sizeof(int32_t));
-    std::memcpy(buffers.states, states.data(), workspace.state_bytes);
+    testing::CopyMemory(buffers.counters, arrived.data(), arrived.size() * sizeof(int32_t));
+    testing::CopyMemory(buffers.states, states.data(), workspace.state_bytes);
   }
   return report;
 }
@@ -102,14 +101,15 @@ Status Launch(const GpuDecode& decode, const GpuDecision& decision, const Worksp
 Status CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t bytes,
                 int64_t rows, void* /*stream*/) {
   for (int64_t row = 0; row < rows; ++row) {
-    std::memcpy(static_cast<char*>(to) + row * to_stride,
-                static_cast<const char*>(from) + row * from_stride, static_cast<size_t>(bytes));
+    testing::CopyMemory(static_cast<char*>(to) + row * to_stride,
+                        static_cast<const char*>(from) + row * from_stride,
+                        static_cast<size_t>(bytes));
   }
   return {};
 }
 
 Status Clear(void* to, int64_t bytes, void* /*stream*/) {
-  std::memset(to, 0, static_cast<size_t>(bytes));
+  testing::ClearMemory(to, static_cast<size_t>(bytes));
   return {};
 }
 

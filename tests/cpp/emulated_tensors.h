@@ -4,16 +4,16 @@
 #define LEAN_ATTENTION_TESTS_CPP_EMULATED_TENSORS_H_
 
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "ops/emulator/launch.h"
 #include "ops/gpu/decode_args.h"
 #include "ops/gpu/launch/launcher.h"
+#include "tests/cpp/emulated_memory.h"
 
 namespace lean_attention::testing {
 
-// Copies of what a GpuDecode points to, which is memory of the host.
+// Copies of what a GpuDecode points to.
 template <typename Element, typename Cache>
 class EmulatedTensors {
   template <typename T>
@@ -102,16 +102,16 @@ class EmulatedTensors {
   }
 
   template <typename T>
-  static Buffer<T> CopyOf(const void* host, int64_t count) {
-    Buffer<T> buffer(host == nullptr ? 0 : count);
+  static Buffer<T> CopyOf(const void* tensor, int64_t count) {
+    Buffer<T> buffer(tensor == nullptr ? 0 : count);
     if (buffer.size() > 0) {
-      std::memcpy(buffer.data(), host, static_cast<size_t>(count) * sizeof(T));
+      CopyMemory(buffer.data(), tensor, static_cast<size_t>(count) * sizeof(T));
     }
     return buffer;
   }
   template <typename T>
-  static void CopyTo(void* host, const Buffer<T>& buffer) {
-    std::memcpy(host, buffer.data(), static_cast<size_t>(buffer.size()) * sizeof(T));
+  static void CopyTo(void* tensor, const Buffer<T>& buffer) {
+    CopyMemory(tensor, buffer.data(), static_cast<size_t>(buffer.size()) * sizeof(T));
   }
   template <typename T>
   static gpu::GlobalPtr<const T> IfAny(const Buffer<T>& buffer) {
