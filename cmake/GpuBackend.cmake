@@ -1,5 +1,5 @@
 # The GPU kernel and its launcher as static libraries: lean_attention_gpu_cuda where nvcc is,
-# lean_attention_gpu_rocm where hipcc is; and their operators, lean_attention_gpu_operators_*.
+# lean_attention_gpu_rocm where hipcc is; and what calls them, lean_attention_gpu_operators_*.
 # LEAN_ATTENTION_GPU_BACKEND says which of them the library has: CUDA, ROCM or NONE.
 #
 # Their compilers are called by name, not as languages of CMake: one that is there and does not work
@@ -146,9 +146,10 @@ endfunction()
 choose_gpu_backend(CUDA)
 choose_gpu_backend(ROCM)
 
-# The operators of an execution provider, for whatever is linked as the launcher.
+# The operators of an execution provider and the C functions, for whatever is linked as the launcher.
 function(add_gpu_operators name provider)
   add_library(${name} OBJECT
+    ${PROJECT_SOURCE_DIR}/ops/c_api/gpu_api.cc
     ${PROJECT_SOURCE_DIR}/ops/onnxruntime/gpu_operators.cc
     ${PROJECT_SOURCE_DIR}/ops/onnxruntime/gpu_step.cc
     ${PROJECT_SOURCE_DIR}/ops/onnxruntime/gqa_gpu_kernel.cc
@@ -171,7 +172,8 @@ foreach(backend CUDA ROCM)
   endif()
 endforeach()
 
-add_library(lean_attention_gpu_operators_none OBJECT ops/onnxruntime/no_gpu_operators.cc)
+add_library(lean_attention_gpu_operators_none OBJECT
+  ops/c_api/no_gpu_api.cc ops/onnxruntime/no_gpu_operators.cc)
 target_include_directories(lean_attention_gpu_operators_none PUBLIC ${PROJECT_SOURCE_DIR})
 target_link_libraries(lean_attention_gpu_operators_none PUBLIC OnnxRuntime::headers)
 message(STATUS "GPU kernels in the library: ${LEAN_ATTENTION_GPU_BACKEND}")

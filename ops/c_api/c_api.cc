@@ -111,6 +111,12 @@ const char* lean_attention_status_message(int32_t status) {
       return "out of memory";
     case LEAN_ATTENTION_UNSUPPORTED_CPU:
       return "this processor lacks every instruction set that the library was compiled for";
+    case LEAN_ATTENTION_UNSUPPORTED_GPU:
+      return "no GPU kernel in the library, or not this GPU, takes such a step";
+    case LEAN_ATTENTION_DEVICE_ERROR:
+      return "the GPU's runtime reported an error";
+    case LEAN_ATTENTION_NOT_BUILT:
+      return "the library was built without GPU kernels";
     default:
       return "unknown status";
   }

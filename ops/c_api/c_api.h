@@ -18,17 +18,22 @@ enum lean_attention_status {
   LEAN_ATTENTION_OK = 0,
   LEAN_ATTENTION_INVALID_ARGUMENT = 1,
   LEAN_ATTENTION_OUT_OF_MEMORY = 2,
-  LEAN_ATTENTION_UNSUPPORTED_CPU = 3
+  LEAN_ATTENTION_UNSUPPORTED_CPU = 3,
+  LEAN_ATTENTION_UNSUPPORTED_GPU = 4,
+  LEAN_ATTENTION_DEVICE_ERROR = 5,
+  LEAN_ATTENTION_NOT_BUILT = 6
 };
 
-/* The last two are for caches only: whole numbers times a scale; an int4 row packs two values to a
- * byte, the even channel in the low half, each as value + 8. */
+/* The last three are for caches only: numbers times a scale; an int4 row packs two values to a
+ * byte, the even channel in the low half, each as value + 8; float8 (OCP, 4 bits of exponent and 3
+ * of mantissa, no infinity) is for GPUs, int4 for CPUs. */
 enum lean_attention_type {
   LEAN_ATTENTION_FLOAT32 = 0,
   LEAN_ATTENTION_FLOAT16 = 1,
   LEAN_ATTENTION_BFLOAT16 = 2,
   LEAN_ATTENTION_INT8 = 3,
-  LEAN_ATTENTION_INT4 = 4
+  LEAN_ATTENTION_INT4 = 4,
+  LEAN_ATTENTION_FLOAT8E4M3 = 5
 };
 
 enum lean_attention_schedule {

@@ -150,6 +150,17 @@ inline int64_t MostTiles(const Problem& p, int64_t max_length) {
   return std::min<int64_t>(tiles, kMaxTiles);
 }
 
+// A cut and the grid for it: a block for each share.
+inline GpuDecision GpuDecisionOf(const Problem& p, const GpuMachine& machine, Schedule schedule,
+                                 int64_t amount, const char* reason) {
+  const int64_t pairs = int64_t{p.batch_size} * p.kv_num_heads;
+  if (schedule == Schedule::kDirect) amount = 1;
+  const int64_t shares = schedule == Schedule::kLean ? amount : pairs * amount;
+  const int64_t blocks = std::min<int64_t>(shares, std::numeric_limits<int32_t>::max());
+  return {schedule, amount, shares, static_cast<int32_t>(blocks), blocks <= machine.blocks(),
+          reason};
+}
+
 // For a step whose lengths only the device knows: none is above `max_length`. The capacity of the
 // cache plays no part.
 inline GpuDecision DecideGpu(const Problem& p, int64_t max_length, const GpuMachine& machine,
@@ -157,10 +168,7 @@ inline GpuDecision DecideGpu(const Problem& p, int64_t max_length, const GpuMach
   const int64_t pairs = int64_t{p.batch_size} * p.kv_num_heads;
   const int64_t most_tiles = MostTiles(p, max_length);
   const auto cut = [&](Schedule schedule, int64_t amount, const char* reason) {
-    const int64_t shares = schedule == Schedule::kLean ? amount : pairs * amount;
-    const int64_t blocks = std::min<int64_t>(shares, std::numeric_limits<int32_t>::max());
-    return GpuDecision{
-        schedule, amount, shares, static_cast<int32_t>(blocks), blocks <= machine.blocks(), reason};
+    return GpuDecisionOf(p, machine, schedule, amount, reason);
   };
   if (p.sequence_length > kMaxSplitTokens) {
     return cut(Schedule::kDirect, 1, "many query tokens");

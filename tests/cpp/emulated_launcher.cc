@@ -72,6 +72,8 @@ emulator::Report RunCache(const GpuDecode& decode, const GpuDecision& decision,
 
 }  // namespace
 
+const char* BackendName() { return "emulator"; }
+
 Status QueryDevice(Device* device) {
   *device = kDevice;
   return {};

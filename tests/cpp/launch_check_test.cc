@@ -203,6 +203,31 @@ TEST(Check, RefusesStrides) {
                   [](GpuDecode& d) { d.bias_head_stride = -2; }}});
 }
 
+TEST(Check, RefusesSizesThatNoTensorHas) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  ExpectRefused(
+      StatusCode::kInvalidArgument,
+      {{"sizes and strides give key_cache 3.51",
+        [](GpuDecode& d) {
+          d.problem.num_heads = d.problem.kv_num_heads = 1 << 23;
+          d.query_stride = d.kv_stride = int64_t{1} << 30;
+          d.problem.cache_rows = int64_t{1} << 14;
+        }},
+       {"sizes and strides give query 1.84467e+19", [](GpuDecode& d) { d.query_stride = kMost; }},
+       {"sizes and strides give key 1.84467e+19", [](GpuDecode& d) { d.kv_stride = kMost; }},
+       {"sizes and strides give cos_cache 5.90",
+        [](GpuDecode& d) {
+          d.rotary_rows = kMost;
+          d.position_ids = static_cast<const int64_t*>(Address(0xC000));
+        }},
+       {"sizes and strides give attention_bias 1.84467e+19",
+        [](GpuDecode& d) { d.bias_batch_stride = kMost; }},
+       {"sizes and strides give attention_bias 7.3787e+19",
+        [](GpuDecode& d) { d.bias_head_stride = kMost; }},
+       {"sizes and strides give attention_bias 9.22337e+18 elements; no more than 17592186044416",
+        [](GpuDecode& d) { d.bias_row_stride = kMost; }}});
+}
+
 TEST(Check, RefusesRotary) {
   ExpectRefused(StatusCode::kInvalidArgument,
                 {{"cos_cache and sin_cache must be given together",
@@ -260,6 +285,9 @@ TEST(CheckBuffers, RefusesThemWhereASplitNeedsThem) {
             "the workspace is not aligned to 16 bytes");
   EXPECT_EQ(CheckBuffers(decode, split, {Address(0x1000), nullptr}).message,
             "the counters are null; lean needs 3");
+  EXPECT_EQ(CheckBuffers(decode, split, {Address(0x1000), static_cast<int32_t*>(Address(0x2002))})
+                .message,
+            "the counters are not aligned to 4 bytes");
 
   GpuDecision whole = {};
   whole.schedule = Schedule::kDirect;

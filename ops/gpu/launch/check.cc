@@ -16,6 +16,9 @@ namespace {
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 // The kernel counts positions in 32 bits, past the end of a sequence by up to a tile.
 constexpr int64_t kMaxCacheRows = int64_t{1} << 30;
+// Of a tensor: more than any device holds, and few enough that no offset, size of a workspace or
+// cost of a stream (times up to 2^16 shares) leaves 64 bits.
+constexpr int64_t kMaxElements = int64_t{1} << 44;
 
 template <typename... Parts>
 Status Refusal(StatusCode code, const Parts&... parts) {
@@ -144,6 +147,30 @@ Status CheckStrides(const GpuDecode& d) {
   return {};
 }
 
+// Sizes that no tensor can have. Counted in floating point, which does not overflow.
+Status CheckExtents(const GpuDecode& d) {
+  const Problem& p = d.problem;
+  const auto product = [](auto... sizes) { return (1.0 * ... * static_cast<double>(sizes)); };
+  const double bias = product(p.batch_size, d.bias_batch_stride) +
+                      product(p.num_heads, d.bias_head_stride) +
+                      product(p.sequence_length, d.bias_row_stride);
+  const struct {
+    const char* name;
+    double elements;
+  } tensors[] = {{"key_cache", product(p.batch_size, p.kv_num_heads, p.cache_rows, p.head_size)},
+                 {"query", product(p.batch_size, p.sequence_length, d.query_stride)},
+                 {"key", product(p.batch_size, p.sequence_length, d.kv_stride)},
+                 {"cos_cache", d.cos_cache == nullptr ? 0 : product(d.rotary_rows, d.rotary_half)},
+                 {"attention_bias", d.attention_bias == nullptr ? 0 : bias}};
+  for (const auto& [name, elements] : tensors) {
+    if (elements > kMaxElements) {
+      return Invalid("sizes and strides give ", name, " ", elements, " elements; no more than ",
+                     kMaxElements, " can be");
+    }
+  }
+  return {};
+}
+
 Status CheckRotary(const GpuDecode& d) {
   if ((d.cos_cache == nullptr) != (d.sin_cache == nullptr)) {
     return Invalid("cos_cache and sin_cache must be given together");
@@ -189,6 +216,7 @@ Status Check(const GpuDecode& decode, const Device& device) {
   if (status.ok()) status = CheckPointers(decode);
   if (status.ok()) status = CheckStrides(decode);
   if (status.ok()) status = CheckRotary(decode);
+  if (status.ok()) status = CheckExtents(decode);
   if (status.ok()) status = CheckNumbers(decode);
   if (status.ok()) status = CheckShared(decode.problem, device);
   return status;
@@ -208,6 +236,9 @@ Status CheckBuffers(const GpuDecode& decode, const GpuDecision& decision,
   if (buffers.counters == nullptr) {
     return Invalid("the counters are null; ", NameOf(decision.schedule), " needs ",
                    needed.counters);
+  }
+  if (reinterpret_cast<uintptr_t>(buffers.counters) % alignof(int32_t) != 0) {
+    return Invalid("the counters are not aligned to ", alignof(int32_t), " bytes");
   }
   return {};
 }

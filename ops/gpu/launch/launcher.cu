@@ -43,6 +43,8 @@ Status AllowSharedBytes(const Instance& instance, const Device& device) {
 
 }  // namespace
 
+const char* BackendName() { return runtime::kName; }
+
 Status QueryDevice(Device* device) {
   constexpr const char* kDoing = "the current GPU could not be asked";
   int id = 0;

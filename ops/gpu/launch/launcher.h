@@ -86,6 +86,9 @@ struct GpuDecode {
   void* output;  // [B, S, N, H]
 };
 
+// "CUDA" or "ROCm"; of tests, "emulator".
+const char* BackendName();
+
 struct Device {
   int32_t multiprocessors;
   int64_t shared_bytes;  // that a block may have

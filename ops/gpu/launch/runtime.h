@@ -17,6 +17,7 @@ namespace lean_attention::gpu::runtime {
 
 #if defined(__HIPCC__)
 
+inline constexpr const char* kName = "ROCm";
 using Error = hipError_t;
 inline constexpr Error kSuccess = hipSuccess;
 inline constexpr auto kMultiprocessors = hipDeviceAttributeMultiprocessorCount;
@@ -51,6 +52,7 @@ inline void ForgetError() { static_cast<void>(hipGetLastError()); }
 
 #else
 
+inline constexpr const char* kName = "CUDA";
 using Error = cudaError_t;
 inline constexpr Error kSuccess = cudaSuccess;
 inline constexpr auto kMultiprocessors = cudaDevAttrMultiProcessorCount;
