@@ -30,6 +30,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     },
     "bfloat16, float8": {"dtype": ml_dtypes.bfloat16, "cache": "float8"},
 }
+LEFT_FORMATS = {"float16, int4": {"dtype": np.float16, "cache": "int4"}}
 FEATURES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "rotary, packed": {"rotary_half": 32, "packed": True},
@@ -54,7 +55,7 @@ def stand_in() -> ctypes.CDLL:
 def ragged_case(name: str, **changes: Any) -> Case:
     shape = {"num_heads": 6, "kv_num_heads": 2, "head_size": 64}
     lengths = {"seqlens_k": [0, 140, 300], "capacity": 305}
-    return make_case(**{**shape, **lengths, **FORMATS[name], **changes})
+    return make_case(**{**shape, **lengths, **(FORMATS | LEFT_FORMATS)[name], **changes})
 
 
 def run(case: Case) -> list[NDArray[Any]]:
@@ -146,7 +147,7 @@ def test_a_graph_may_be_captured(stand_in: ctypes.CDLL) -> None:
     ],
     ids=["prompt", "long chunk", "head size", "asked for"],
 )
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [*FORMATS, *LEFT_FORMATS])
 def test_what_is_left_to_stock_launches_its_kernels(
     name: str, changes: dict[str, Any], stand_in: ctypes.CDLL
 ) -> None:

@@ -65,6 +65,8 @@ def test_the_command_prints_the_text_and_nothing_else(
         (["--prompt", "x" * 300], "300 tokens, the model's context 256"),
         (["--prompt", "x\udcff", "--no-chat"], r"'\udcff', which is no character"),
         (["--prompt", "x", "--threads", "10000000000"], "threads must be 1 to 1024"),
+        (["--prompt", "x", "--provider", "tpu"], "choose one of cpu, cuda, rocm"),
+        (["--prompt", "x", "--provider", "rocm"], "has no ROCMExecutionProvider"),
     ],
 )
 def test_the_command_refuses_in_one_line(

@@ -157,6 +157,11 @@ def test_a_head_size_that_is_not_built_is_left_to_stock(size: int) -> None:
     assert_matches_stock(case, case.node.run(case.feeds, shared=True), shared=True)
 
 
+def test_a_cache_of_int4_is_left_to_stock() -> None:
+    case = ragged_case("float16", cache="int4")
+    assert_matches_stock(case, case.node.run(case.feeds, shared=True), shared=True)
+
+
 def test_prompts_that_stock_has_not_are_refused_by_name() -> None:
     case = ragged_case("bfloat16", tokens=12, prompt=True, seqlens_k=[11, 4, 0])
     with pytest.raises(Exception, match=r"attention: .* leaves to .* prompts, .* bfloat16"):

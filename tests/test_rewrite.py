@@ -204,15 +204,24 @@ def retype(made: onnx.ModelProto, old: int, new: int) -> onnx.ModelProto:
 
 
 def test_model_without_a_replaceable_node_is_refused_with_the_reasons(tmp_path):
-    made = retype(models.decoder(dtype="float16"), TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    made = retype(models.decoder(dtype="float16"), TensorProto.FLOAT16, TensorProto.DOUBLE)
     set_attribute(causal=0)(attention_of(made, 1))
     with pytest.raises(LeanAttentionError) as caught:
         rewritten(made, tmp_path)
     message = str(caught.value)
-    assert "1 because its type is bfloat16, which ONNX Runtime's own operator does not" in message
+    assert "1 because its type is double; the operator takes float, float16 and bfloat16" in message
     assert "1 because it attends in both directions (causal=0) (/layer.1/attention)" in message
     assert "\n" not in message
     assert not (tmp_path / "rewritten.onnx").exists()
+
+
+def test_bfloat16_is_replaced(tmp_path):
+    made = retype(models.decoder(dtype="float16"), TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    result, new = rewritten(made, tmp_path)
+    assert len(result.replaced) == 2
+    assert not result.left
+    declared = {value.name: value.type.tensor_type.elem_type for value in new.graph.value_info}
+    assert {declared[node.output[0]] for node in attention_nodes(new)} == {TensorProto.BFLOAT16}
 
 
 def without_declarations(made: onnx.ModelProto) -> onnx.ModelProto:

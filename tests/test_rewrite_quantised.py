@@ -126,8 +126,15 @@ LEFT = {
     ),
     "other width": (at_node(set_attribute(kv_cache_bit_width=4)), "bit_width is 4, .* must be 8"),
     "other cache": (retype_past(TensorProto.UINT8), "bit_width is 8, .* of uint8 it must be 4"),
-    "float8": (retype_past(TensorProto.FLOAT8E4M3FN), "its cache float8e4m3fn; the operator takes"),
-    "float": (retype_past(TensorProto.FLOAT), "its cache float; the operator takes int8, and"),
+    "float8": (
+        retype_past(TensorProto.FLOAT8E4M3FN),
+        "its cache is float8e4m3fn and its query float; the operator takes such a cache on GPUs",
+    ),
+    "another float8": (
+        retype_past(TensorProto.FLOAT8E5M2),
+        "its cache float8e5m2; the operator takes int8, float8e4m3fn, and uint8 for int4",
+    ),
+    "float": (retype_past(TensorProto.FLOAT), "its cache float; the operator takes int8, "),
     "no key scale": (at_node(connect(12, "")), "PER_TENSOR and k_scale is not connected"),
     "no value scale": (at_node(connect(13, "")), "PER_TENSOR and v_scale is not connected"),
     "half scale": (scale_of(TensorProto.FLOAT16, 1), "its v_scale is float16, not float"),

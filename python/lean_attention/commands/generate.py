@@ -45,6 +45,7 @@ def generate(
     threads: Annotated[
         int | None, typer.Option(help="Threads; default: ONNX Runtime's choice.")
     ] = None,
+    provider: Annotated[str, typer.Option(help="Where it runs: cpu, cuda or rocm.")] = "cpu",
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the end of the answer.")
     ] = False,
@@ -68,7 +69,9 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, seed)
     console = Console(stderr=True)
     with console.status("loading the model"):
-        loaded = DecoderModel.load(model, threads=threads, context_length=context)
+        loaded = DecoderModel.load(
+            model, threads=threads, provider=provider, context_length=context
+        )
         tokenizer = Tokenizer(loaded.folder)
         prompts = [_encode(tokenizer, text, system, chat) for text in texts]
         check_lengths(loaded, [len(ids) for ids in prompts], max_new_tokens)

@@ -28,9 +28,9 @@ OP_TYPE = "LeanGroupQueryAttention"
 OPSET_VERSION = 1
 SCHEDULES = ("auto", "lean", "fixed_split", "direct", "stock")
 
-SUPPORTED_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+SUPPORTED_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 # Of quantised caches, with the bits of a value: int4 has no type of its own.
-CACHE_BITS = {ir.DataType.INT8: 8, ir.DataType.UINT8: 4}
+CACHE_BITS = {ir.DataType.INT8: 8, ir.DataType.FLOAT8E4M3FN: 8, ir.DataType.UINT8: 4}
 QUANTISATIONS = ("NONE", "PER_TENSOR", "PER_CHANNEL")
 MAX_WINDOW = 2**31 - 1
 
@@ -161,11 +161,8 @@ def _check_types(node: ir.Node, types: ValueTypes) -> str | None:
             f"the model does not tell its element type: declare {where}'s, or run "
             "onnx.shape_inference first"
         )
-    if activation == ir.DataType.BFLOAT16:
-        # Ours takes it, but hands prompts with padding to the other.
-        return "its type is bfloat16, which ONNX Runtime's own operator does not take on the CPU"
     if activation not in SUPPORTED_TYPES:
-        return f"its type is {_name(activation)}; the operator takes float and float16"
+        return f"its type is {_name(activation)}; the operator takes float, float16 and bfloat16"
     quantisation, bits = _quantisation(node, "k_quant_type"), attribute(node, "kv_cache_bit_width")
     if quantisation == "NONE":
         if cache != activation:
@@ -174,13 +171,18 @@ def _check_types(node: ir.Node, types: ValueTypes) -> str | None:
                 "k_quant_type NONE"
             )
         expected = 0
-    elif cache in CACHE_BITS:
-        expected = CACHE_BITS[cache]
-    else:
+    elif cache not in CACHE_BITS:
         return (
             f"its k_quant_type is {quantisation} and its cache {_name(cache)}; the operator takes "
-            "int8, and uint8 for int4"
+            "int8, float8e4m3fn, and uint8 for int4"
         )
+    elif cache == ir.DataType.FLOAT8E4M3FN and activation == ir.DataType.FLOAT:
+        return (
+            "its cache is float8e4m3fn and its query float; the operator takes such a cache on "
+            "GPUs, with float16 and bfloat16"
+        )
+    else:
+        expected = CACHE_BITS[cache]
     if bits != expected:
         return (
             f"its kv_cache_bit_width is {bits}, and for a cache of {_name(cache)} it must be "
