@@ -9,7 +9,8 @@ import onnxruntime
 import pytest
 
 import lean_attention
-from lean_attention import kernels
+from lean_attention import gpu, kernels
+from lean_attention.errors import LeanAttentionError
 
 
 def test_it_exports_the_entry_points_alone() -> None:
@@ -38,6 +39,23 @@ def test_it_needs_nothing_but_the_cxx_runtime() -> None:
 
 def test_versions_agree() -> None:
     assert kernels.built_version() == lean_attention.__version__
+
+
+def test_gpu_kernels_are_there_or_it_says_how_to_get_them() -> None:
+    if gpu.backend() is None:
+        with pytest.raises(LeanAttentionError, match="without GPU kernels; install it with 'pip"):
+            gpu.decode(
+                gpu.Step(
+                    query=None,
+                    key=None,
+                    value=None,
+                    key_cache=None,
+                    value_cache=None,
+                    seqlens_k=None,
+                )
+            )
+    else:
+        assert gpu.backend() in {"CUDA", "ROCm"}
 
 
 def runnable_targets() -> list[str]:
