@@ -25,7 +25,7 @@ from gqa_node import (
     make_case,
     run_session,
 )
-from lean_attention.operator_library import get_library_path
+from lean_attention import gpu
 from lean_attention.runtime import DecoderModel, generate
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _is_emulated() -> None:
-    assert "emulated" in get_library_path().name, "run this with the emulated library"
+    assert gpu.backend() == "emulator", "run this with the emulated library"
 
 
 def ragged_case(name: str, **changes: Any) -> Case:

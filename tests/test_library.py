@@ -131,6 +131,7 @@ def test_doctor_runs_the_operator() -> None:
     assert done.returncode == 0, done.stderr
     assert "the operator runs" in done.stdout
     assert str(kernels.cpu_target()) in done.stdout
+    assert f"GPU kernels: {gpu.backend() or 'none in this library'}" in done.stdout
 
 
 def test_import_without_onnxruntime_says_what_to_install() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 import lean_attention
-from lean_attention import kernels
+from lean_attention import gpu, kernels
 from lean_attention.errors import LeanAttentionError
 
 __all__ = ["doctor"]
@@ -99,6 +99,7 @@ def doctor() -> None:
             "the operator hands everything to the stock one"
         )
     console.print(f"instruction set: {target}", highlight=False)
+    console.print(f"GPU kernels: {gpu.backend() or 'none in this library'}", highlight=False)
     try:
         _run_one_step()
     except LeanAttentionError:
