@@ -37,7 +37,7 @@ test-cpp: build/test/.built
 test-emulator-full: build/test/.built
 	LEAN_ATTENTION_EMULATOR_FULL=1 $(BIN)/ctest --test-dir build/test --output-on-failure -R gpu_tests
 
-# What the GPU kernels take, where nvcc or hipcc is; those of NVIDIA may not spill.
+# What the GPU kernels take, where nvcc or hipcc is; none may spill.
 test-gpu-resources: build/test/.built
 	$(BIN)/python tools/gpu_resources.py --check build/test
 
@@ -144,9 +144,9 @@ build/$(1)/.built: $(SOURCES) $(wildcard tests/cpp/* tools/*.cc) $(VENV)/.requir
 	touch $$@
 endef
 ONLY_TESTS := --target lean_attention_tests lean_attention_kernel_tests
-EMULATOR_TESTS := $(foreach room,emulator gpu,lean_attention_$(room)_tests_32 lean_attention_$(room)_tests_64)
+EMULATOR_TESTS := $(foreach room,emulator gpu launch,lean_attention_$(room)_tests_32 lean_attention_$(room)_tests_64)
 SANITIZED := -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-g1 -DLEAN_ATTENTION_SANITIZE
 ADDRESS := $(SANITIZED)=address,undefined
 $(eval $(call cpp_tests,test,-DLEAN_ATTENTION_CUDA_ARCHITECTURES=90))
-$(eval $(call cpp_tests,asan,$(ADDRESS),$(ONLY_TESTS) $(EMULATOR_TESTS) lean_attention_launch_tests))
+$(eval $(call cpp_tests,asan,$(ADDRESS),$(ONLY_TESTS) $(EMULATOR_TESTS)))
 $(eval $(call cpp_tests,tsan,$(SANITIZED)=thread,$(ONLY_TESTS)))

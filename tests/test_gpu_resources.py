@@ -90,11 +90,11 @@ def test_local_memory_fails(build: Path, options: tuple[str, ...]) -> None:
     assert "local memory is used by DecodeAttention<Half, Half, 128> on sm_90" in done.stderr
 
 
-def test_scratch_is_told(build: Path) -> None:
+def test_scratch_fails(build: Path) -> None:
     write_backend(build, "rocm", "gfx90a", CLANG.format(symbol=HALF_128, scratch=64))
     done = run(build)
-    assert done.returncode == 0
-    assert "DecodeAttention<Half, Half, 128> on gfx90a" in done.stdout
+    assert done.returncode == 1
+    assert "local memory is used by DecodeAttention<Half, Half, 128> on gfx90a" in done.stderr
     assert rows(build)[0].split(" | ")[3] == "64"
 
 

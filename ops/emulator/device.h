@@ -178,6 +178,17 @@ T ShuffleFrom(T value, int lane, emulator::Place place = Here()) {
   return Exchange(value, lane, place);
 }
 
+template <typename T>
+T Uniform(T value, emulator::Place place = Here()) {
+  static_assert(std::is_integral_v<T>);
+  if (Exchange(value, 0, place) != value) {
+    emulator::Thread& thread = *emulator::current;
+    thread.block->grid->Fail(thread, emulator::FaultKind::kBadArgument,
+                             "lane 0 has another value of what is said to be uniform");
+  }
+  return value;
+}
+
 inline uint64_t Ballot(bool holds, emulator::Place place = Here()) {
   emulator::Thread& thread = *emulator::current;
   thread.place = place;

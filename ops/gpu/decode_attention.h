@@ -2,11 +2,11 @@
 //
 // A block works through its share of the stream (ops/decode/schedule.h). It appends the new rows
 // of the tiles that are its own, then reduces tile after tile: each of its warps takes every fourth
-// block of 16 keys, and where a tile ends the states of the warps are merged in their order. A
-// piece that begins its sequence and head folds the states of its tiles; the other pieces leave
-// each tile's state in the workspace. Whichever block arrives last at a split sequence and head
-// merges all of them in order of position and writes the output. Nobody waits, and the bits do not
-// depend on the cut, on the order of blocks, or on who is last.
+// block of 16 keys, and where a tile ends the states of the warps are merged in their order, a few
+// rows at a time. A piece that begins its sequence and head folds the states of its tiles; the
+// other pieces leave each tile's state in the workspace. Whichever block arrives last at a split
+// sequence and head merges all of them in order of position and writes the output. Nobody waits,
+// and the bits do not depend on the cut, on the order of blocks, or on who is last.
 //
 // More than 16 query rows of a KV head (tokens times heads of the group) take the keys once for
 // every 16.
@@ -14,16 +14,23 @@
 #ifndef LEAN_ATTENTION_OPS_GPU_DECODE_ATTENTION_H_
 #define LEAN_ATTENTION_OPS_GPU_DECODE_ATTENTION_H_
 
+#include "ops/gpu/ends.h"
 #include "ops/gpu/row_states.h"
+#include "ops/gpu/stream.h"
+#if LEAN_ATTENTION_AMD
+#include "ops/gpu/key_registers.h"
+#else
+#include "ops/gpu/key_ring.h"
+#endif
 
 namespace lean_attention::gpu {
 
 template <typename Element, typename Cache, int kHeadSize>
 class DecodeBlock {
   using Args = DecodeArgs<Element, Cache>;
-  using Fragments = Matrix<Element, Cache>;
+  using Fragments = Matrix<Element, Cache, kHeadSize>;
   using Layout = SharedLayout<Cache, kHeadSize>;
-  using Ring = KeyRing<Cache, kHeadSize>;
+  using Keys = KeysInFlight<Cache, kHeadSize>;
   static constexpr int kSlots = Fragments::kRowSlots;
 
  public:
@@ -38,17 +45,30 @@ class DecodeBlock {
     if (Warp() == 0) stream_.Fill(args_.seqlens_k, args_.max_length);
     SyncThreads();
     for (int64_t share = BlockIndex(); share < cut_.shares(); share += GridBlocks()) {
-      const Position begin = cut_.Begin(share);
-      const Position end = cut_.Begin(share + 1);
+      const Position begin = BeginOf(share);
+      const Position end = BeginOf(share + 1);
       for (Position at = begin; at < end; at = {at.pair + 1, 0}) Append(at, end);
       SyncThreads();
       for (Position at = begin; at < end; at = {at.pair + 1, 0}) {
-        RunPiece(cut_.PieceAt(at, end, at.tile == 0 ? share : FirstShare(at.pair, share)));
+        RunPiece(PieceAt(at, end, at.tile == 0 ? share : FirstShare(at.pair, share)));
       }
     }
   }
 
  private:
+  LEAN_ATTENTION_DEVICE Position BeginOf(int64_t share) const {
+    const Position begin = cut_.Begin(share);
+    return {Uniform(begin.pair), Uniform(begin.tile)};
+  }
+
+  LEAN_ATTENTION_DEVICE Piece PieceAt(Position at, Position end, int64_t first_share) const {
+    Piece piece = cut_.PieceAt(at, end, first_share);
+    piece.tiling = {Uniform(piece.tiling.tile_tokens), Uniform(piece.tiling.first),
+                    Uniform(piece.tiling.count)};
+    piece.tile_end = Uniform(piece.tile_end);
+    return piece;
+  }
+
   // The share before `share` that holds a pair's first tile: the last one that does not begin after
   // it. Each lane of a warp tries another.
   LEAN_ATTENTION_DEVICE int64_t FirstShare(int64_t pair, int64_t share) const {
@@ -89,23 +109,23 @@ class DecodeBlock {
 
   // Query rows [first, first + rows) over all tiles of a piece.
   LEAN_ATTENTION_DEVICE void RunRows(const Piece& piece, int first, int rows) const {
-    const int32_t length = stream_.Length(piece.sequence);
+    const int32_t length = Uniform(stream_.Length(piece.sequence));
     const int64_t row_0 = CacheRow(args_.problem, piece.sequence, piece.kv_head, 0);
     const CacheRows<Cache> cache = {
         args_.key_cache + row_0, args_.value_cache + row_0,
         static_cast<int32_t>(VisibleKeysOf(args_.problem, length, 0).begin), length};
-    Ring ring(SharedMemory() + layout_.ring(Warp()));
+    Keys keys(SharedMemory() + layout_.ring(Warp()), cache);
     Place fetch = {piece.tile_begin, Warp()};
     const auto fetch_next = [&] {
       Normalise(piece, length, &fetch);
       if (fetch.tile < piece.tile_end) {
-        ring.Fetch(cache, KeyAt(piece, fetch));
+        keys.Fetch(KeyAt(piece, fetch));
         fetch.block += kWarps;
       } else {
-        ring.FetchNothing();
+        keys.FetchNothing();
       }
     };
-    for (int i = 0; i < Ring::kAhead; ++i) fetch_next();
+    for (int i = 0; i < Keys::kAhead; ++i) fetch_next();
 
     // While the first keys arrive.
     const float key_factor = StoreQueries(piece, length, first, rows);
@@ -122,15 +142,18 @@ class DecodeBlock {
     for (int32_t tile = piece.tile_begin; tile < piece.tile_end; ++tile) {
       states.Reset();
       for (Place at = {tile, Warp()}; IsInTile(piece, length, at); at.block += kWarps) {
-        const SharedPtr<const std::byte> block = ring.Next();
+        const auto block = keys.Next();
         fetch_next();
         states.Add(queries, lane_rows, args_.scale * key_factor, args_.softcap, block,
                    KeyAt(piece, at));
       }
-      states.Write(As<float>(SharedMemory() + layout_.state(Warp())), rows);
-      SyncThreads();
-      FinishTile(piece, tile, first, rows);
-      SyncThreads();  // before the next tile's states
+      for (int row = 0; row < rows; row += layout_.merged_rows) {
+        const int count = rows - row < layout_.merged_rows ? rows - row : layout_.merged_rows;
+        states.Write(As<float>(SharedMemory() + layout_.state(Warp())), row, count);
+        SyncThreads();
+        MergeWarps(piece, tile, first, row, count);
+        SyncThreads();  // before the next states
+      }
     }
     WaitCopies<0>();
     if (piece.tile_begin == 0) FinishFirstPiece(piece, first, rows);
@@ -217,21 +240,23 @@ class DecodeBlock {
     return {static_cast<int32_t>(visible.begin), static_cast<int32_t>(visible.end), bias};
   }
 
-  // The warps' states of a tile, merged; then folded into those of the tiles before, or left in the
-  // workspace. A thread has the same channels of the same rows in every tile.
-  LEAN_ATTENTION_DEVICE void FinishTile(const Piece& piece, int32_t tile, int first,
+  // The warps' states of a tile, of rows [begin, begin + rows) of those from `first` on, merged;
+  // then folded into those of the tiles before, or left in the workspace. A thread has the same
+  // channels of the same rows in every tile.
+  LEAN_ATTENTION_DEVICE void MergeWarps(const Piece& piece, int32_t tile, int first, int begin,
                                         int rows) const {
     const int turn = (tile - piece.tile_begin) % 2;
-    for (int i = ThreadIndex(); i < rows * kHeadSize; i += kThreads) {
-      const int row = i / kHeadSize;
-      ChannelState state = WarpState(0, i, row, rows);
+    for (int written = ThreadIndex(); written < rows * kHeadSize; written += kThreads) {
+      ChannelState state = WarpState(0, written, rows);
       for (int warp = 1; warp < kWarps; ++warp) {
-        state = MergeChannels(state, WarpState(warp, i, row, rows));
+        state = MergeChannels(state, WarpState(warp, written, rows));
       }
+      const int i = begin * kHeadSize + written;
       if (piece.tile_begin > 0) {
         StoreToRegion(piece, tile, first * kHeadSize + i, state);
         continue;
       }
+      const int row = i / kHeadSize;
       if (tile > 0) state = MergeChannels(Folded(i, row, 1 - turn), state);
       const SharedPtr<float> folded = FoldedStates();
       Store(folded, i, state.o);
@@ -282,8 +307,10 @@ class DecodeBlock {
     }
   }
 
-  LEAN_ATTENTION_DEVICE ChannelState WarpState(int warp, int i, int row, int rows) const {
+  // i counts the channels of the rows that the warps have written.
+  LEAN_ATTENTION_DEVICE ChannelState WarpState(int warp, int i, int rows) const {
     const SharedPtr<const float> state = As<float>(SharedMemory() + layout_.state(warp));
+    const int row = i / kHeadSize;
     return {Load(state, rows * kHeadSize + row), Load(state, rows * (kHeadSize + 1) + row),
             Load(state, i)};
   }

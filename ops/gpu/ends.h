@@ -22,7 +22,7 @@ struct Token {
 // Channel c of x [H] rotated by the angle of its token's position (RoFormer, arXiv 2104.09864):
 // (a, b) -> (a cos - b sin, b cos + a sin) for each pair; channels past the pairs stay.
 template <typename Element, typename Cache>
-LEAN_ATTENTION_DEVICE float Rotated(const DecodeArgs<Element, Cache>& args, const Token& token,
+LEAN_ATTENTION_DEVICE float Rotated(const DecodeArgs<Element, Cache>& args, Token token,
                                     GlobalPtr<const Element> x, int32_t c) {
   const int32_t half = args.rotary_half;
   if (args.cos_cache == nullptr || c >= 2 * half) return ToFloat(Load(x, c));
@@ -71,7 +71,7 @@ LEAN_ATTENTION_DEVICE Cache ToCache(const DecodeArgs<Element, Cache>& args,
 
 // Writes a token's key and value to the cache; for all threads of the block.
 template <typename Element, typename Cache>
-LEAN_ATTENTION_DEVICE void AppendRow(const DecodeArgs<Element, Cache>& args, const Token& token,
+LEAN_ATTENTION_DEVICE void AppendRow(const DecodeArgs<Element, Cache>& args, Token token,
                                      int32_t kv_head) {
   const Problem& p = args.problem;
   const int64_t from =

@@ -1,47 +1,40 @@
-// A warp's ring of shared memory, in which blocks of keys and values arrive while earlier ones are
-// worked on.
+// A warp's keys in flight: a ring of shared memory, in which blocks of keys and values arrive while
+// earlier ones are worked on.
 
 #ifndef LEAN_ATTENTION_OPS_GPU_KEY_RING_H_
 #define LEAN_ATTENTION_OPS_GPU_KEY_RING_H_
 
-#include "ops/gpu/ends.h"
-#include "ops/gpu/shared_layout.h"
+#include "ops/gpu/cache_rows.h"
+#include "ops/gpu/primitives/nvidia.h"
 
 namespace lean_attention::gpu {
 
-// One KV head's rows of a cache; those outside [begin, end) are never read.
-template <typename Cache>
-struct CacheRows {
-  GlobalPtr<const Cache> k;  // row 0
-  GlobalPtr<const Cache> v;
-  int32_t begin;
-  int32_t end;
-};
-
 template <typename Cache, int kHeadSize>
-class KeyRing {
+class KeysInFlight {
   using Layout = SharedLayout<Cache, kHeadSize>;
 
  public:
   static constexpr int kAhead = Layout::kStages - 1;  // blocks that are fetched ahead
 
-  LEAN_ATTENTION_DEVICE explicit KeyRing(SharedPtr<std::byte> memory) : memory_(memory) {}
+  // memory: kRingBytes.
+  LEAN_ATTENTION_DEVICE KeysInFlight(SharedPtr<std::byte> memory, const CacheRows<Cache>& rows)
+      : memory_(memory), rows_(rows) {}
 
   // Starts the copy of kKeys rows from `key` on into the next place; for all lanes, as all of this.
   // Zeros stand for rows that are not read.
-  LEAN_ATTENTION_DEVICE void Fetch(const CacheRows<Cache>& rows, int32_t key) {
+  LEAN_ATTENTION_DEVICE void Fetch(int32_t key) {
     constexpr int kChunk = 16 / sizeof(Cache);
     constexpr int kChunksOfRow = kHeadSize / kChunk;
     const SharedPtr<std::byte> to = Place(fetched_++);
     for (int i = Lane(); i < kKeys * kChunksOfRow; i += kWarpSize) {
       const int row = i / kChunksOfRow;
       const int chunk = i % kChunksOfRow;
-      const bool is_read = key + row >= rows.begin && key + row < rows.end;
+      const bool is_read = rows_.Has(key + row);
       const int64_t from = (is_read ? int64_t{key + row} * kHeadSize : 0) + chunk * kChunk;
       const int valid = is_read ? 16 : 0;
       const SharedPtr<std::byte> place = to + row * Layout::kStride + chunk * 16;
-      CopyAsync16(place, As<std::byte>(rows.k + from), valid);
-      CopyAsync16(place + Layout::kMatrixBytes, As<std::byte>(rows.v + from), valid);
+      CopyAsync16(place, As<std::byte>(rows_.k + from), valid);
+      CopyAsync16(place + Layout::kMatrixBytes, As<std::byte>(rows_.v + from), valid);
     }
     CommitCopies();
   }
@@ -53,10 +46,11 @@ class KeyRing {
   }
 
   // Waits for the oldest block, K and then V. After it the block before may be overwritten.
-  LEAN_ATTENTION_DEVICE SharedPtr<const std::byte> Next() {
+  LEAN_ATTENTION_DEVICE KeyBlock Next() {
     WaitCopies<kAhead - 1>();
     SyncWarp();
-    return Place(used_++);
+    const SharedPtr<const std::byte> block = Place(used_++);
+    return {block, block + Layout::kMatrixBytes};
   }
 
  private:
@@ -65,6 +59,7 @@ class KeyRing {
   }
 
   SharedPtr<std::byte> memory_;
+  CacheRows<Cache> rows_;
   int fetched_ = 0;
   int used_ = 0;
 };

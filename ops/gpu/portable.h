@@ -8,7 +8,8 @@
 //   Store(pointer, index, value)       the same; Vec<T, n> makes it one access of n elements
 //
 // Threads. Grids and blocks have one dimension; blocks are whole warps.
-//   ThreadIndex() BlockThreads() BlockIndex() GridBlocks() Lane() Warp(), and kWarpSize
+//   ThreadIndex() BlockThreads() BlockIndex() GridBlocks() Lane(), and kWarpSize
+//   Warp()                             Uniform (below), so for all lanes of a warp at once
 //
 // Order. Only these order what threads do to memory: shuffles, votes and matrix instructions bring
 // the lanes of a warp together without it (CUDA C++ Programming Guide, "Warp Shuffle Functions").
@@ -24,6 +25,8 @@
 //   ShuffleXor(value, mask) ShuffleFrom(value, lane)
 //   ShuffleDown(value, delta) ShuffleUp(value, delta)    the own value where there is no such lane
 //   Any(bool)  Ballot(bool)            bit i of the 64 is lane i's
+//   Uniform(value)                     int or int64_t: the value, which is the same in all lanes;
+//                                      compilers then hold it, and branch on it, once for a warp
 //
 // Asynchronous copies. A thread reads its own after the wait, other threads after a barrier too.
 //   CopyAsync16(to, from, valid = 16)  16 bytes; only the first `valid` are read, the rest is zero

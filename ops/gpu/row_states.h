@@ -3,7 +3,8 @@
 #ifndef LEAN_ATTENTION_OPS_GPU_ROW_STATES_H_
 #define LEAN_ATTENTION_OPS_GPU_ROW_STATES_H_
 
-#include "ops/gpu/key_ring.h"
+#include "ops/decode/softmax_state.h"
+#include "ops/gpu/shared_layout.h"
 #if LEAN_ATTENTION_AMD
 #include "ops/gpu/primitives/amd.h"
 #else
@@ -24,7 +25,7 @@ struct LaneRow {
 // otherwise read from shared memory every time.
 template <typename Element, typename Cache, int kHeadSize>
 class QueryFragments {
-  using Fragments = Matrix<Element, Cache>;
+  using Fragments = Matrix<Element, Cache, kHeadSize>;
   using Layout = SharedLayout<Cache, kHeadSize>;
   static constexpr bool kInRegisters = kHeadSize <= 128;
 
@@ -37,14 +38,14 @@ class QueryFragments {
     for (int step = 0; kInRegisters && step < kSteps; ++step) held_[step] = LoadPart(0, step);
   }
 
-  LEAN_ATTENTION_DEVICE void AddScores(SharedPtr<const std::byte> k,
+  LEAN_ATTENTION_DEVICE void AddScores(const typename Fragments::Block& keys,
                                        float (&scores)[Fragments::kValues]) const {
     for (int step = 0; step < kSteps; ++step) {
       const auto queries = kInRegisters ? held_[step] : LoadPart(0, step);
-      Fragments::AddScores(queries, k, Layout::kStride, step, scores);
+      Fragments::AddScores(queries, keys, step, scores);
     }
     for (int step = 0; parts_ == 2 && step < kSteps; ++step) {
-      Fragments::AddScores(LoadPart(1, step), k, Layout::kStride, step, scores);
+      Fragments::AddScores(LoadPart(1, step), keys, step, scores);
     }
   }
 
@@ -60,9 +61,8 @@ class QueryFragments {
 
 template <typename Element, typename Cache, int kHeadSize>
 class RowStates {
-  using Fragments = Matrix<Element, Cache>;
-  using Layout = SharedLayout<Cache, kHeadSize>;
-  static constexpr int kSteps = kHeadSize / 16;
+  using Fragments = Matrix<Element, Cache, kHeadSize>;
+  static constexpr int kSteps = Fragments::kValueSteps;
   static constexpr int kSlots = Fragments::kRowSlots;
   static constexpr int kValues = Fragments::kValues;
 
@@ -77,11 +77,11 @@ class RowStates {
     }
   }
 
-  // Takes in kKeys keys from position `key` on: K and then V at `block`. `scale` is what sums of
-  // products are multiplied by. Order: scale, softcap, bias, mask, softmax.
+  // Takes in a block of kKeys keys from position `key` on. `scale` is what sums of products are
+  // multiplied by. Order: scale, softcap, bias, mask, softmax.
   LEAN_ATTENTION_DEVICE void Add(const QueryFragments<Element, Cache, kHeadSize>& queries,
                                  const LaneRow<Element> (&rows)[kSlots], float scale, float softcap,
-                                 SharedPtr<const std::byte> block, int32_t key) {
+                                 const typename Fragments::Block& block, int32_t key) {
     float s[kValues] = {};
     queries.AddScores(block, s);
 
@@ -120,23 +120,29 @@ class RowStates {
     }
     const auto weights = Fragments::ToWeights(s);
     for (int step = 0; step < kSteps; ++step) {
-      Fragments::AddValues(weights, block + Layout::kMatrixBytes, Layout::kStride, step, o_[step]);
+      Fragments::AddValues(weights, block, step, o_[step]);
     }
   }
 
-  // Writes the first `rows` rows: o [rows, H], m [rows], l [rows].
-  LEAN_ATTENTION_DEVICE void Write(SharedPtr<float> state, int rows) const {
+  // Writes `rows` rows from `first` on: o [rows, H], m [rows], l [rows].
+  LEAN_ATTENTION_DEVICE void Write(SharedPtr<float> state, int first, int rows) const {
+    const int channel = Fragments::FirstChannel();
+    bool is_written[kSlots];
+    SharedPtr<float> o[kSlots];
     for (int slot = 0; slot < kSlots; ++slot) {
-      const int row = Fragments::Row(slot);
-      if (row >= rows || !Fragments::SpeaksForRow()) continue;
-      Store(state, rows * kHeadSize + row, m_[slot]);
-      Store(state, rows * (kHeadSize + 1) + row, l_[slot]);
+      const int row = Fragments::Row(slot) - first;
+      is_written[slot] = row >= 0 && row < rows;
+      o[slot] = state + (row * kHeadSize + channel);
+      if (is_written[slot] && Fragments::SpeaksForRow()) {
+        Store(state, rows * kHeadSize + row, m_[slot]);
+        Store(state, rows * (kHeadSize + 1) + row, l_[slot]);
+      }
     }
     for (int step = 0; step < kSteps; ++step) {
       for (int i = 0; i < kValues; ++i) {
-        const int row = Fragments::Row(Fragments::SlotOf(i));
-        if (row >= rows) continue;
-        Store(state, row * kHeadSize + step * 16 + Fragments::ChannelOf(i), o_[step][i]);
+        const int slot = Fragments::SlotOf(i);
+        const int offset = Fragments::ChannelOffset(step, i);
+        if (is_written[slot] && channel + offset < kHeadSize) Store(o[slot], offset, o_[step][i]);
       }
     }
   }

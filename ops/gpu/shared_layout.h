@@ -29,25 +29,33 @@ struct SharedLayout {
   static constexpr int kQueryBytes = kRows * kQueryStride;
   static constexpr int kMatrixBytes = kKeys * kStride;
   // Blocks of keys, K and V, in flight or in use by each warp: as many as let two blocks of threads
-  // share a multiprocessor, and two at least.
+  // share a multiprocessor, and two at least. On AMD they are in registers.
   static constexpr int kStageBytes = kWarps * 2 * kMatrixBytes;
   static constexpr int kStages = kStageBytes > 24 * 1024 ? 2 : (kStageBytes > 16 * 1024 ? 4 : 5);
-  static constexpr int kRingBytes = kStages * 2 * kMatrixBytes;
+  static constexpr int kRingBytes = kVendor == Vendor::kAmd ? 0 : kStages * 2 * kMatrixBytes;
+  // For states, those of the warps and the folded ones: so that 16 rows of 256 channels fit the
+  // 163 KiB of sm_80 and, twice, the 64 KiB of AMD's compute units, both with 16-bit caches.
+  static constexpr int kMaxStateBytes = 20992;
 
-  int rows;        // of a KV head that are worked on at a time, at most kRows
-  int batch_size;  // B
+  int rows;         // of a KV head that are worked on at a time, at most kRows
+  int merged_rows;  // of these whose states the warps have in shared memory at a time
+  int batch_size;   // B
 
   LEAN_HOST_DEVICE SharedLayout(int64_t rows_per_kv_head, int32_t batch)
       : rows(rows_per_kv_head < kRows ? static_cast<int>(rows_per_kv_head) : kRows),
-        batch_size(batch) {}
+        batch_size(batch) {
+    const int most = (kMaxStateBytes - 4 * folded_floats()) / (kWarps * 4 * (kHeadSize + 2));
+    const int turns = (rows + most - 1) / most;
+    merged_rows = (rows + turns - 1) / turns;
+  }
 
   LEAN_HOST_DEVICE int flag() const { return 0; }  // whether this block arrived last
   LEAN_HOST_DEVICE int queries(int part) const { return 16 + part * kQueryBytes; }
   LEAN_HOST_DEVICE int ring(int warp) const { return queries(kQueryParts) + warp * kRingBytes; }
-  // The states of one tile that the warps have: o [rows, H], m [rows], l [rows] each.
-  LEAN_HOST_DEVICE int state_floats() const { return rows * (kHeadSize + 2); }
+  // The states of one tile that the warps have: o [merged_rows, H], m, l each.
+  LEAN_HOST_DEVICE int state_floats() const { return merged_rows * (kHeadSize + 2); }
   LEAN_HOST_DEVICE int state(int warp) const { return ring(kWarps) + warp * 4 * state_floats(); }
-  // All tiles of a piece so far: the same, with two turns of m and l.
+  // All tiles of a piece so far: o [rows, H], and two turns of m [rows], l [rows].
   LEAN_HOST_DEVICE int folded() const { return state(kWarps); }
   LEAN_HOST_DEVICE int folded_floats() const { return rows * (kHeadSize + 4); }
   LEAN_HOST_DEVICE int stream() const { return (folded() + 4 * folded_floats() + 15) / 16 * 16; }

@@ -358,6 +358,11 @@ TEST_F(EmulatorCopies, OthersNeedABarrier) {
 TEST(EmulatorFaults, BadArguments) {
   const Report shuffle = Launch({}, [] { gpu::ShuffleFrom(1, kWarpSize); });
   EXPECT_TRUE(Found(shuffle, FaultKind::kBadArgument, "gpu::ShuffleFrom(1, kWarpSize)"));
+  const auto uniform = [](int64_t value) {
+    return Launch({1, kWarpSize}, [=] { gpu::Uniform(gpu::Lane() == kWarpSize - 1 ? value : 7); });
+  };
+  EXPECT_TRUE(Found(uniform(8), FaultKind::kBadArgument, "gpu::Uniform("));
+  EXPECT_TRUE(uniform(7).ok());
   EXPECT_THROW(Launch({0, kWarpSize}, [] {}), std::invalid_argument);
   EXPECT_THROW(Launch({1, kWarpSize / 2}, [] {}), std::invalid_argument);
   EXPECT_THROW(Launch({1, 2048}, [] {}), std::invalid_argument);

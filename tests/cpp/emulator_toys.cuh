@@ -118,7 +118,7 @@ void LastArriverSum(GlobalPtr<const float> x, int count, GlobalPtr<float> partia
     Store(is_last, 0, arrived == last ? 1 : 0);
   }
   SyncThreads();
-  if (Load(is_last) == 0) return;
+  if (Uniform(Load(is_last)) == 0) return;
 
   float total = 0;
   for (int i = Lane(); i < GridBlocks() * BlockThreads(); i += kWarpSize)

@@ -62,6 +62,33 @@ TEST(SharedBytes, AreThoseOfTheKernelsLayout) {
             (SharedLayout<Fp8E4M3, 128>(4, 1).bytes()));
 }
 
+// A block of any kernel, with a large batch, in the 163 KiB that sm_80 lets it have, or in the
+// 64 KiB of an AMD compute unit.
+TEST(SharedBytes, FitTheSmallestDevices) {
+  const int64_t most = (kVendor == Vendor::kAmd ? 64 : 163) * 1024;
+  for (int32_t head_size : {64, 80, 96, 128, 256}) {
+    for (ElementType cache : {ElementType::kFloat16, ElementType::kInt8}) {
+      for (int32_t rows = 1; rows <= 2 * kRows; ++rows) {
+        EXPECT_LE(SharedBytes(ProblemOf(head_size, rows, 200, cache)), most)
+            << head_size << " " << rows;
+      }
+    }
+  }
+}
+
+// Rows that do not fit together are merged in turns of equally many.
+TEST(SharedLayout, MergesAsManyRowsAsFit) {
+  const auto merged_rows = [](int64_t rows) {
+    return SharedLayout<Half, 256>(rows, 1).merged_rows;
+  };
+  EXPECT_EQ(merged_rows(1), 1);
+  EXPECT_EQ(merged_rows(4), 4);
+  EXPECT_EQ(merged_rows(5), 3);
+  EXPECT_EQ(merged_rows(16), 1);
+  EXPECT_EQ(merged_rows(100), 1);
+  EXPECT_EQ((SharedLayout<Half, 64>(16, 1).merged_rows), 8);
+}
+
 TEST(SharedBytes, DoNotOverflow) {
   EXPECT_GT(SharedBytes(ProblemOf(64, 1, std::numeric_limits<int32_t>::max())),
             int64_t{std::numeric_limits<int32_t>::max()});

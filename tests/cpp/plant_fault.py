@@ -20,6 +20,8 @@ __all__ = ["FAULTS", "Fault", "main"]
 KERNEL = "decode_attention.h"
 ENDS = "ends.h"
 RING = "key_ring.h"
+REGISTERS = "key_registers.h"
+CACHE_ROWS = "cache_rows.h"
 ROWS = "row_states.h"
 STREAM = "stream.h"
 NVIDIA = "primitives/nvidia.h"
@@ -94,15 +96,15 @@ FAULTS = (
         64,
         "shared_race",
         KERNEL,
-        "SyncThreads(); FinishTile(",
-        "FinishTile(",
+        "SyncThreads(); MergeWarps(",
+        "MergeWarps(",
     ),
     Fault(
         "no_barrier_after_a_tile_is_finished",
         32,
         "shared_race",
         KERNEL,
-        "SyncThreads();  // before the next tile's states",
+        "SyncThreads();  // before the next states",
         "",
     ),
     Fault(
@@ -137,11 +139,19 @@ FAULTS = (
         "layout_.rows * (kHeadSize + 2 * turn) + row",
         "layout_.rows * (kHeadSize + 0 * turn) + row",
     ),
-    # Asynchronous copies.
+    Fault(
+        "uniform_where_lanes_differ",
+        64,
+        "divergence",
+        KERNEL,
+        "Position{pair, 0} < cut_.Begin(mine)",
+        "Position{pair, 0} < BeginOf(mine)",
+    ),
+    # Keys in flight.
     Fault("no_wait_for_keys", 32, "not_waited", RING, "WaitCopies<kAhead - 1>();", ""),
     Fault(
         "one_group_too_few_waited_for",
-        64,
+        32,
         "not_waited",
         RING,
         "WaitCopies<kAhead - 1>();",
@@ -150,11 +160,11 @@ FAULTS = (
     Fault("no_sync_of_the_warp", 32, "shared_race", RING, "SyncWarp();", ""),
     Fault(
         "fetch_into_the_block_in_use",
-        64,
+        32,
         "shared_race",
         KERNEL,
-        "const SharedPtr<const std::byte> block = ring.Next(); fetch_next();",
-        "fetch_next(); const SharedPtr<const std::byte> block = ring.Next();",
+        "const auto block = keys.Next(); fetch_next();",
+        "fetch_next(); const auto block = keys.Next();",
     ),
     Fault(
         "no_group_where_nothing_is_fetched",
@@ -169,9 +179,17 @@ FAULTS = (
         "one_row_past_the_cache",
         32,
         "out_of_bounds",
-        RING,
-        "key + row < rows.end",
-        "key + row <= rows.end",
+        CACHE_ROWS,
+        "row < end",
+        "row <= end",
+    ),
+    Fault(
+        "one_row_past_the_cache_into_registers",
+        64,
+        "out_of_bounds",
+        CACHE_ROWS,
+        "row < end",
+        "row <= end",
     ),
     Fault(
         "append_to_tiles_of_other_shares",
@@ -292,24 +310,24 @@ FAULTS = (
         32,
         "wrong",
         NVIDIA,
-        "LoadMatrixX4Transposed(b, v + Lane() % 16 * stride",
-        "LoadMatrixX4Transposed(b, v + (Lane() ^ 1) % 16 * stride",
+        "block.v + Lane() % 16 * Layout::kStride",
+        "block.v + (Lane() ^ 1) % 16 * Layout::kStride",
     ),
     Fault(
         "swapped_keys_on_amd",
         64,
         "wrong",
-        AMD,
-        "k + Lane() % 16 * stride",
-        "k + (Lane() ^ 1) % 16 * stride",
+        REGISTERS,
+        "key_ + Block::KeyOfK()",
+        "key_ + (Block::KeyOfK() ^ 1)",
     ),
     Fault(
         "swapped_values_on_amd",
         64,
         "wrong",
-        AMD,
-        "v + KeyOf(i) * stride",
-        "v + KeyOf(i ^ 1) * stride",
+        REGISTERS,
+        "key_ + Block::KeyOfV(i)",
+        "key_ + Block::KeyOfV(i ^ 1)",
     ),
     Fault(
         "a_sum_over_half_the_lanes_on_amd",

@@ -13,8 +13,22 @@ namespace lean_attention::gpu {
 
 inline constexpr int kWarpSize = 64;
 
-LEAN_ATTENTION_DEVICE int Lane() { return ThreadIndex() % kWarpSize; }
-LEAN_ATTENTION_DEVICE int Warp() { return ThreadIndex() / kWarpSize; }
+LEAN_ATTENTION_DEVICE int32_t Uniform(int32_t x) { return __builtin_amdgcn_readfirstlane(x); }
+LEAN_ATTENTION_DEVICE int64_t Uniform(int64_t x) {
+  const auto low = static_cast<uint32_t>(Uniform(static_cast<int32_t>(x)));
+  return int64_t{Uniform(static_cast<int32_t>(x >> 32))} << 32 | low;
+}
+
+// Hidden from the optimizer, which otherwise computes every thread's places in memory ahead of all
+// loops and has no registers left inside them.
+LEAN_ATTENTION_DEVICE int ThreadIndex() {
+  auto index = static_cast<int>(threadIdx.x);
+  asm volatile("" : "+v"(index));
+  __builtin_assume(index >= 0 && index < 1024);
+  return index;
+}
+LEAN_ATTENTION_DEVICE int Lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
+LEAN_ATTENTION_DEVICE int Warp() { return Uniform(static_cast<int>(threadIdx.x) / kWarpSize); }
 
 // Lanes run in step; what is left is to keep the compiler from moving accesses across.
 LEAN_ATTENTION_DEVICE void SyncWarp() {

@@ -40,7 +40,6 @@ LEAN_ATTENTION_DEVICE void Store(T* pointer, int64_t index, const std::common_ty
   pointer[index] = value;
 }
 
-LEAN_ATTENTION_DEVICE int ThreadIndex() { return static_cast<int>(threadIdx.x); }
 LEAN_ATTENTION_DEVICE int BlockThreads() { return static_cast<int>(blockDim.x); }
 LEAN_ATTENTION_DEVICE int BlockIndex() { return static_cast<int>(blockIdx.x); }
 LEAN_ATTENTION_DEVICE int GridBlocks() { return static_cast<int>(gridDim.x); }

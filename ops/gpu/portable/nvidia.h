@@ -18,8 +18,14 @@ namespace lean_attention::gpu {
 inline constexpr int kWarpSize = 32;
 inline constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
+LEAN_ATTENTION_DEVICE int ThreadIndex() { return static_cast<int>(threadIdx.x); }
 LEAN_ATTENTION_DEVICE int Lane() { return ThreadIndex() % kWarpSize; }
-LEAN_ATTENTION_DEVICE int Warp() { return ThreadIndex() / kWarpSize; }
+// Shuffled, so that the compiler sees it to be the same in all lanes.
+template <typename T>
+LEAN_ATTENTION_DEVICE T Uniform(T value) {
+  return __shfl_sync(kAllLanes, value, 0);
+}
+LEAN_ATTENTION_DEVICE int Warp() { return Uniform(ThreadIndex() / kWarpSize); }
 
 LEAN_ATTENTION_DEVICE void SyncWarp() { __syncwarp(); }
 

@@ -5,6 +5,10 @@
 //
 // Then a lane holds numbers of one query row in all of them, and what the scores' instruction
 // leaves in it is what the output's takes as its B. Lane layouts: ops/emulator/matrix.h.
+//
+// K and V go from the cache straight to the registers of the lanes that multiply them. The order of
+// channels is free: a lane reads neighbouring channels of a value and gives one to each
+// instruction, which so has every kLaneChannels-th channel.
 
 #ifndef LEAN_ATTENTION_OPS_GPU_PRIMITIVES_AMD_H_
 #define LEAN_ATTENTION_OPS_GPU_PRIMITIVES_AMD_H_
@@ -13,16 +17,61 @@
 
 namespace lean_attention::gpu {
 
+// What a lane holds of 16 keys.
+template <typename Cache, int kHeadSize>
+struct KeyBlock {
+  static constexpr int kSteps = kHeadSize / 16;
+  // Of a value in one lane of 16: a power of two, so that lanes read whole vectors; where that is
+  // more than a 16th of the head, the last lanes have none.
+  static constexpr int kLaneChannels = kSteps <= 4 ? 4 : (kSteps <= 8 ? 8 : 16);
+  static_assert(kSteps <= kLaneChannels);
+  static constexpr int kBytes = static_cast<int>(sizeof(Cache));  // of a number
+  static constexpr int kVParts = kLaneChannels * kBytes > 16 ? 2 : 1;
+  static constexpr int kPartChannels = kLaneChannels / kVParts;
+
+  // In words, since compilers give numbers of fewer bits a register each.
+  using KPart = Vec<uint32_t, kBytes>;
+  using VPart = Vec<uint32_t, kPartChannels / 4 * kBytes>;
+
+  static LEAN_ATTENTION_DEVICE int KeyOfK() { return Lane() % 16; }
+  static LEAN_ATTENTION_DEVICE int ChannelOfK(int step) { return step * 16 + Lane() / 16 * 4; }
+  static LEAN_ATTENTION_DEVICE int KeyOfV(int i) { return Lane() / 16 * 4 + i; }
+  static LEAN_ATTENTION_DEVICE int ChannelOfV() { return Lane() % 16 * kLaneChannels; }
+
+  // Number i of a lane's K in a step; of key i, channel c of its V.
+  LEAN_ATTENTION_DEVICE Cache K(int step, int i) const { return At(k[step], i); }
+  LEAN_ATTENTION_DEVICE Cache V(int i, int c) const {
+    return At(v[i][c / kPartChannels], c % kPartChannels);
+  }
+
+  KPart k[kSteps];      // of key KeyOfK(), from ChannelOfK(step) on
+  VPart v[4][kVParts];  // of keys KeyOfV(i), from ChannelOfV() on
+
+ private:
+  template <typename Words>
+  static LEAN_ATTENTION_DEVICE Cache At(const Words& words, int i) {
+    const uint32_t word = words[i * kBytes / 4] >> (i * kBytes % 4 * 8);
+    Cache x;
+    __builtin_memcpy(&x, &word, sizeof(x));
+    return x;
+  }
+};
+
 // As in primitives/nvidia.h.
-template <typename Element, typename Cache>
+template <typename Element, typename Cache, int kHeadSize>
 struct Matrix {
+  using Block = KeyBlock<Cache, kHeadSize>;
+  static constexpr int kValueSteps = Block::kLaneChannels;
   static constexpr int kRowSlots = 1;
   static constexpr int kValues = 4;
 
   static LEAN_ATTENTION_DEVICE int Row(int) { return Lane() % 16; }
   static constexpr LEAN_ATTENTION_DEVICE int SlotOf(int) { return 0; }
-  static LEAN_ATTENTION_DEVICE int KeyOf(int i) { return Lane() / 16 * 4 + i; }
-  static LEAN_ATTENTION_DEVICE int ChannelOf(int i) { return KeyOf(i); }
+  static LEAN_ATTENTION_DEVICE int KeyOf(int i) { return Block::KeyOfV(i); }
+  static LEAN_ATTENTION_DEVICE int FirstChannel() { return KeyOf(0) * Block::kLaneChannels; }
+  static constexpr LEAN_ATTENTION_DEVICE int ChannelOffset(int step, int i) {
+    return i * Block::kLaneChannels + step;
+  }
   static LEAN_ATTENTION_DEVICE bool SpeaksForRow() { return Lane() / 16 == 0; }
 
   static LEAN_ATTENTION_DEVICE float RowMax(float x) {
@@ -41,12 +90,10 @@ struct Matrix {
     return Load(As<Queries>(q + Lane() % 16 * stride), step * 4 + Lane() / 16);
   }
 
-  static LEAN_ATTENTION_DEVICE void AddScores(const Queries& queries, SharedPtr<const std::byte> k,
-                                              int stride, int step, float (&scores)[kValues]) {
-    using Four = Vec<Cache, 4>;
-    const Four four = Load(As<Four>(k + Lane() % 16 * stride), step * 4 + Lane() / 16);
+  static LEAN_ATTENTION_DEVICE void AddScores(const Queries& queries, const Block& block, int step,
+                                              float (&scores)[kValues]) {
     Element a[4];
-    for (int i = 0; i < 4; ++i) a[i] = ToElement<Element>(four[i]);
+    for (int i = 0; i < 4; ++i) a[i] = ToElement<Element>(block.K(step, i));
     Mfma16x16x16(scores, a, queries.values);
   }
 
@@ -60,13 +107,10 @@ struct Matrix {
     return weights;
   }
 
-  static LEAN_ATTENTION_DEVICE void AddValues(const Weights& weights, SharedPtr<const std::byte> v,
-                                              int stride, int step, float (&output)[kValues]) {
+  static LEAN_ATTENTION_DEVICE void AddValues(const Weights& weights, const Block& block, int step,
+                                              float (&output)[kValues]) {
     Element a[4];
-    for (int i = 0; i < 4; ++i) {
-      const Cache x = Load(As<Cache>(v + KeyOf(i) * stride), step * 16 + Lane() % 16);
-      a[i] = ToElement<Element>(x);
-    }
+    for (int i = 0; i < 4; ++i) a[i] = ToElement<Element>(block.V(i, step));
     Mfma16x16x16(output, a, weights.b);
   }
 };

@@ -14,23 +14,35 @@
 #ifndef LEAN_ATTENTION_OPS_GPU_PRIMITIVES_NVIDIA_H_
 #define LEAN_ATTENTION_OPS_GPU_PRIMITIVES_NVIDIA_H_
 
-#include "ops/gpu/cache_format.h"
+#include "ops/gpu/shared_layout.h"
 
 namespace lean_attention::gpu {
 
-// Matrices in shared memory are rows of `stride` bytes, an odd multiple of 16, so that eight rows
-// of a matrix lie in different banks.
-template <typename Element, typename Cache>
+// 16 keys in shared memory, rows SharedLayout's kStride apart.
+struct KeyBlock {
+  SharedPtr<const std::byte> k;
+  SharedPtr<const std::byte> v;
+};
+
+template <typename Element, typename Cache, int kHeadSize>
 struct Matrix {
-  static constexpr int kRowSlots = 2;  // query rows that a lane holds something of
-  static constexpr int kValues = 8;    // of 16 x 16 in a lane
+  using Layout = SharedLayout<Cache, kHeadSize>;
+  using Block = KeyBlock;
+
+  static constexpr int kValueSteps = kHeadSize / 16;  // that values take, of 16 channels each
+  static constexpr int kRowSlots = 2;                 // query rows that a lane holds something of
+  static constexpr int kValues = 8;                   // of 16 x 16 in a lane
 
   static LEAN_ATTENTION_DEVICE int Row(int slot) { return Lane() / 4 + 8 * slot; }
-  // Of value i of a lane: which of its row slots, and which key or channel of 16.
+  // Of value i of a lane: which of its row slots, and which key.
   static constexpr LEAN_ATTENTION_DEVICE int SlotOf(int i) { return i / 2 % 2; }
-  static LEAN_ATTENTION_DEVICE int KeyOf(int i) { return i / 4 * 8 + Column(i); }
-  static LEAN_ATTENTION_DEVICE int ChannelOf(int i) {
-    return kIsQuantised<Cache> ? 2 * Column(i) + i / 4 : KeyOf(i);
+  static LEAN_ATTENTION_DEVICE int KeyOf(int i) { return Lane() % 4 * 2 + KeyOffset(i); }
+  // Of value i of a step, counted from the first channel of the lane.
+  static LEAN_ATTENTION_DEVICE int FirstChannel() {
+    return Lane() % 4 * (kIsQuantised<Cache> ? 4 : 2);
+  }
+  static constexpr LEAN_ATTENTION_DEVICE int ChannelOffset(int step, int i) {
+    return step * 16 + (kIsQuantised<Cache> ? i % 2 * 2 + i / 4 : KeyOffset(i));
   }
   // Of the lanes that hold the same rows, the one that speaks for all.
   static LEAN_ATTENTION_DEVICE bool SpeaksForRow() { return Lane() % 4 == 0; }
@@ -66,18 +78,19 @@ struct Matrix {
   }
 
   // Adds the products of 16 channels.
-  static LEAN_ATTENTION_DEVICE void AddScores(const Queries& queries, SharedPtr<const std::byte> k,
-                                              int stride, int step, float (&scores)[kValues]) {
+  static LEAN_ATTENTION_DEVICE void AddScores(const Queries& queries, const Block& block, int step,
+                                              float (&scores)[kValues]) {
     uint32_t b[4];
     if constexpr (kIsQuantised<Cache>) {
       for (int half = 0; half < 2; ++half) {
         const int key = Lane() / 4 + 8 * half;
-        Unpack<Element, Cache>(Load(As<uint32_t>(k + key * stride + step * 16), Lane() % 4),
-                               b + 2 * half);
+        Unpack<Element, Cache>(
+            Load(As<uint32_t>(block.k + key * Layout::kStride + step * 16), Lane() % 4),
+            b + 2 * half);
       }
     } else {
       const int key = Lane() % 8 + Lane() / 16 * 8;
-      LoadMatrixX4(b, k + key * stride + Lane() / 8 % 2 * 16 + step * 32);
+      LoadMatrixX4(b, block.k + key * Layout::kStride + Lane() / 8 % 2 * 16 + step * 32);
     }
     MmaM16N8K16<Element>(scores, queries.a, b);
     MmaM16N8K16<Element>(scores + 4, queries.a, b + 2);
@@ -95,12 +108,13 @@ struct Matrix {
   }
 
   // Adds 16 keys' values in 16 channels.
-  static LEAN_ATTENTION_DEVICE void AddValues(const Weights& weights, SharedPtr<const std::byte> v,
-                                              int stride, int step, float (&output)[kValues]) {
+  static LEAN_ATTENTION_DEVICE void AddValues(const Weights& weights, const Block& block, int step,
+                                              float (&output)[kValues]) {
+    const SharedPtr<const std::byte> v = block.v + Lane() % 16 * Layout::kStride;
     uint32_t b[4];
     if constexpr (kIsQuantised<Cache>) {
       uint32_t keys[2];  // two channels of two keys in each
-      LoadMatrixX2Transposed(keys, v + Lane() % 16 * stride + step * 16);
+      LoadMatrixX2Transposed(keys, v + step * 16);
       for (int half = 0; half < 2; ++half) {
         uint32_t channels[2];
         Unpack<Element, Cache>(SwapInnerBytes(keys[half]), channels);
@@ -108,14 +122,14 @@ struct Matrix {
         b[2 + half] = channels[1];
       }
     } else {
-      LoadMatrixX4Transposed(b, v + Lane() % 16 * stride + Lane() / 16 * 16 + step * 32);
+      LoadMatrixX4Transposed(b, v + Lane() / 16 * 16 + step * 32);
     }
     MmaM16N8K16<Element>(output, weights.a, b);
     MmaM16N8K16<Element>(output + 4, weights.a, b + 2);
   }
 
  private:
-  static LEAN_ATTENTION_DEVICE int Column(int i) { return Lane() % 4 * 2 + i % 2; }
+  static constexpr LEAN_ATTENTION_DEVICE int KeyOffset(int i) { return i / 4 * 8 + i % 2; }
 
   static LEAN_ATTENTION_DEVICE uint32_t SwapInnerBytes(uint32_t x) {
     return (x & 0xFF0000FFu) | (x >> 8 & 0xFF00u) | (x & 0xFF00u) << 8;
