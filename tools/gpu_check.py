@@ -1,0 +1,232 @@
+"""Checks and times the GPU kernel on a machine with an NVIDIA GPU, within six minutes.
+
+    python tools/gpu_check.py
+
+builds the library for this GPU alone, compares the kernel with float64 and with itself, runs a few
+cases under compute-sanitizer, times the three schedules against PyTorch and FlashInfer over a grid
+of steps, replays a captured graph with other lengths, and compares the operator with the stock one
+where ONNX Runtime has the CUDA provider. It prints a table and writes docs/results/gpu/NAME.json.
+
+It needs nvcc, CMake, PyTorch with CUDA, and what the package needs. Every phase keeps a time limit;
+what did not fit is named, and what was found is written whatever happens. The exit status is 1
+where something is wrong. Without a GPU, --dry-run goes through all phases on the emulated library
+that --library names; its times say nothing.
+"""
+
+import argparse
+import faulthandler
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+ROOT = Path(__file__).resolve().parent.parent
+# The checkout's package, which is what the library is built with.
+sys.path.insert(0, str(ROOT / "python"))
+
+from gpu_check_build import CheckError, build, sanitize  # noqa: E402
+
+__all__ = ["main"]
+
+_LIMITS = {"build": 90, "parity": 60, "sanitizer": 40, "timing": 120, "operator": 30}
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--library", type=Path, help="a built library, instead of building one")
+    parser.add_argument("--output", type=Path, help="where the document goes")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on the emulator")
+    parser.add_argument("--small", action="store_true", help="a few tiny shapes alone")
+    parser.add_argument("--only-parity", action="store_true", help="check, and time nothing")
+    for phase, seconds in _LIMITS.items():
+        parser.add_argument(
+            f"--{phase}-limit", type=float, default=seconds, metavar="SECONDS", help=f"{seconds}"
+        )
+    return parser.parse_args(arguments)
+
+
+class Check:
+    """One run of all phases."""
+
+    def __init__(self, options: argparse.Namespace, console: Console, library: Path) -> None:
+        """Takes a library that is there, and the device that it is for."""
+        os.environ["LEAN_ATTENTION_LIBRARY"] = str(library)
+        # These look at the library as soon as they are imported.
+        from gpu_check_device import Device
+        from gpu_check_report import document_head, file_name
+
+        self.options, self.console, self.library = options, console, library
+        self.device = Device()
+        if options.dry_run and not self.device.is_emulated:
+            raise CheckError(f"--dry-run needs an emulated library, and {library} is none")
+        self.is_small = options.small or self.device.is_emulated
+        self.output: Path | None = options.output
+        if self.output is None and not self.is_small and not options.only_parity:
+            self.output = ROOT / "docs" / "results" / "gpu" / file_name(self.device.name)
+        self.document = document_head(sys.argv, ROOT) | {"device": self.device.describe()}
+
+    def save(self) -> None:
+        """Writes what there is; nothing where it has no place."""
+        from gpu_check_report import write
+
+        if self.output is not None:
+            write(self.output, self.document)
+
+    def phase(self, name: str, work: Callable[[], dict[str, Any]]) -> bool:
+        """Does a phase, whatever becomes of it; returns whether nothing was wrong."""
+        begin = time.monotonic()
+        try:
+            found = work()
+            self.device.synchronize()
+        except Exception as error:  # the phases before it are not to be lost
+            found = {"failures": {name: f"{type(error).__name__}: {error}"}}
+        found["seconds"] = time.monotonic() - begin
+        self.document["phases"].setdefault(name, {}).update(found)
+        self.save()
+        failures = found.get("failures", {})
+        note = found.get("skipped") or f"{found['seconds']:.1f} s"
+        if found.get("left_out"):
+            note += f", {len(found['left_out'])} left out"
+        mark = "[red]✗[/]" if failures else "[green]✓[/]"
+        self.console.print(f"{mark} {name} ({note})", highlight=False)
+        for what, why in failures.items():
+            self.console.print(f"  {what}: {why}", markup=False, highlight=False)
+        return not failures
+
+    def _progress(self, name: str, total: int) -> tuple[Progress, Callable[..., None]]:
+        columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        # Drawn between measurements alone.
+        progress = Progress(*columns, console=self.console, transient=True, auto_refresh=False)
+        task = progress.add_task("", total=total)
+        return progress, lambda *_: progress.update(task, advance=1, refresh=True)
+
+    def parity(self) -> dict[str, Any]:
+        """Compares with float64, and bits with bits."""
+        from gpu_check_device import Budget
+        from gpu_check_parity import check_parity, parity_shapes
+
+        shapes = parity_shapes(self.is_small)
+        progress, advance = self._progress("parity", len(shapes))
+        with progress:
+            return check_parity(self.device, shapes, Budget(self.options.parity_limit), advance)
+
+    def sanitizer(self) -> dict[str, Any]:
+        """Runs itself under compute-sanitizer."""
+        if self.device.is_emulated:
+            return {"skipped": "the emulator checks memory and races by itself"}
+        folder = ROOT / "build" / "gpu_check"
+        limit = self.options.sanitizer_limit
+        return sanitize(Path(__file__).resolve(), self.library, limit, folder)
+
+    def timing(self) -> dict[str, Any]:
+        """Times the grid."""
+        from gpu_check_device import Budget
+        from gpu_check_report import summarise, timing_table
+        from gpu_check_timing import Row, copy_speed, time_cases, timing_cases
+
+        budget = Budget(self.options.timing_limit)
+        copy = copy_speed(self.device, 1 << 16 if self.is_small else 1 << 30)
+        cases = timing_cases(self.is_small)
+        clocks = self.device.clocks()
+        progress, advance = self._progress("timing", len(cases))
+        rows: list[Row] = []
+
+        def keep(row: Row | None) -> None:
+            if row is not None:
+                rows.append(row)
+                self.document["phases"]["timing"] = {"rows": [r.to_json() for r in rows]}
+                self.save()
+            advance()
+
+        with progress:
+            left_out = time_cases(self.device, cases, budget, keep)
+        self.console.print(timing_table(rows, copy))
+        summary = summarise(rows, copy)
+        self.console.print(summary)
+        wrong = {
+            f"{row.case}, {name}": why
+            for row in rows
+            for name, why in row.refusals.items()
+            if name in row.plans
+        }
+        return {
+            "copy_gigabytes_per_second": copy / 1e9,
+            "summary": summary,
+            "clocks": {"before": clocks, "after": self.device.clocks()},
+            "left_out": left_out,
+            "failures": wrong,
+        }
+
+    def graph(self) -> dict[str, Any]:
+        """Replays a captured step."""
+        from gpu_check_parity import check_graph
+
+        return check_graph(self.device)
+
+    def operator(self) -> dict[str, Any]:
+        """Compares the operator with the stock one."""
+        from gpu_check_device import Budget
+        from gpu_check_operator import compare_operators
+
+        return compare_operators(self.device, self.is_small, Budget(self.options.operator_limit))
+
+    def run(self) -> bool:
+        """Does all phases; returns whether nothing was wrong."""
+        is_right = self.phase("parity", self.parity)
+        if self.options.only_parity:
+            return is_right
+        for name in ("graph", "timing", "operator", "sanitizer"):
+            is_right &= self.phase(name, getattr(self, name))
+        return is_right
+
+
+def find_library(options: argparse.Namespace) -> Path:
+    """Returns the library that is asked for, or builds the one for this GPU."""
+    if options.library is not None:
+        if not options.library.is_file():
+            raise CheckError(f"there is no library at {options.library}")
+        return Path(options.library).resolve()
+    if options.dry_run:
+        raise CheckError("--dry-run needs --library .../liblean_attention_emulated.so")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise CheckError("PyTorch finds no GPU; --dry-run tries this program without one")
+    major, minor = torch.cuda.get_device_capability()
+    return build(ROOT, f"{major}{minor}", options.build_limit)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the check; returns the exit status."""
+    options = parse(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    # A kernel that never ends would keep the program for ever.
+    faulthandler.dump_traceback_later(
+        60 + sum(getattr(options, f"{phase}_limit") for phase in _LIMITS), exit=True
+    )
+    begin = time.monotonic()
+    try:
+        check = Check(options, console, find_library(options))
+        check.document["phases"]["build"] = {"seconds": time.monotonic() - begin}
+        is_right = check.run()
+    except CheckError as error:
+        console.print(f"[red]✗[/] {error}", highlight=False)
+        return 1
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    check.save()
+    if check.output is not None:
+        console.print(f"written to {check.output}", highlight=False)
+    return 0 if is_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
