@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
 # Installs what a build needs from the system's package manager, if this user may; else says what to
-# install. Prints nothing where all of it is there.
+# install. Prints nothing where all of it is there. With `tests`: and what the C++ tests need; with
+# `hip`: and a compiler for AMD GPUs.
 set -euo pipefail
 
 missing=()
 command -v c++ >/dev/null || missing+=(g++)
 command -v make >/dev/null || missing+=(make)
 [ -e /usr/include/hwy/highway.h ] || [ -e /usr/local/include/hwy/highway.h ] || missing+=(libhwy-dev)
-if [ "${1:-}" = tests ]; then
+if [[ " $* " = *" tests "* ]]; then
   [ -e /usr/include/gtest/gtest.h ] || [ -e /usr/local/include/gtest/gtest.h ] || missing+=(libgtest-dev)
   [ -e /usr/include/boost/context/fiber.hpp ] || [ -e /usr/local/include/boost/context/fiber.hpp ] || missing+=(libboost-context-dev)
+fi
+if [[ " $* " = *" hip "* ]] && ! command -v hipcc >/dev/null; then
+  missing+=(hipcc libamdhip64-dev rocm-device-libs)
 fi
 [ ${#missing[@]} -eq 0 ] && exit 0
 
