@@ -77,6 +77,14 @@ def test_a_cache_that_grows_matches_the_reference() -> None:
     assert_matches_reference(case, results, rounds_weights=True)
 
 
+def test_empty_rotary_tables_are_refused() -> None:
+    case = ragged_case("float16", rotary_half=8)
+    empty = {name: case.feeds[name][:0] for name in ("cos_cache", "sin_cache")}
+    session = case.node.session(case.feeds, provider=PROVIDER)
+    with pytest.raises(Exception, match=r"input cos_cache has shape .*at least one position"):
+        run_session(session, case.feeds | empty)
+
+
 def bound(session: onnxruntime.InferenceSession, case: Case, *, shared: bool) -> Any:
     """Binds a case's inputs in device memory, but for the one that the host reads."""
     binding = session.io_binding()

@@ -1,6 +1,8 @@
 """`lean_attention.gpu` over the emulator, whose device memory is the host's."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -283,6 +285,7 @@ def halves(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.float16)
 
 
+CACHE = halves(3, 2, 403, 64)
 READ_ONLY = np.zeros((3, 2, 403, 64), np.float16)
 READ_ONLY.flags.writeable = False
 
@@ -301,7 +304,7 @@ READ_ONLY.flags.writeable = False
         ({"query": halves(3, 1, 4, 72)}, "key is .*expected float16"),
         ({"query": halves(3, 1, 64, 4).mT}, "query is .*each token must be contiguous"),
         ({"query": halves(1, 1, 4, 64).expand(3, 1, 4, 64)}, "query_stride is 0"),
-        ({"query": halves(2**20)[1:][: 3 * 256].view(3, 1, 4, 64)}, "query is not aligned"),
+        ({"query": torch._neg_view(halves(3, 1, 4, 64))}, "query is a negated view"),
         ({"key": halves(3, 1, 3, 64)}, r"value is .*expected float16 \(3, 1, 3, 64\)"),
         ({"key": halves(2, 1, 2, 64)}, r"key is .*expected float16 \(3, 1, 2, 64\)"),
         ({"key": halves(3, 1, 2, 64).bfloat16()}, "key is bfloat16"),
@@ -311,6 +314,11 @@ READ_ONLY.flags.writeable = False
         ({"key_cache": halves(3, 1, 403, 64)}, "key_cache is .*expected"),
         ({"key_cache": halves(3, 2, 403, 128)[..., ::2]}, "key_cache is .*must be contiguous"),
         ({"value_cache": halves(3, 2, 402, 64)}, "value_cache is .*expected"),
+        (
+            {"value_cache": halves(2**20)[1:][: 3 * 2 * 403 * 64].view(3, 2, 403, 64)},
+            "value_cache is not aligned to 16 bytes",
+        ),
+        ({"key_cache": CACHE, "value_cache": CACHE}, "key_cache and value_cache are one buffer"),
         ({"key_cache": DeviceArray(READ_ONLY)}, "key_cache is .*expected .* on cpu"),
         ({"seqlens_k": torch.zeros(3)}, r"seqlens_k is float32 \(3,\).*expected int32"),
         ({"seqlens_k": torch.zeros((3, 1), dtype=torch.int32)}, "seqlens_k is .*1 dimensions"),
@@ -333,6 +341,10 @@ READ_ONLY.flags.writeable = False
         ),
         ({"position_ids": torch.zeros((3, 1), dtype=torch.int32)}, "position_ids is int32"),
         ({"local_window_size": 2**64 + 1}, "local_window_size is .*out of range"),
+        ({"local_window_size": None}, "local_window_size is None; expected an integer"),
+        ({"rotary_interleaved": torch.tensor(2)}, "rotary_interleaved is .*expected True or False"),
+        ({"smooth_softmax": None}, "smooth_softmax is None; expected True or False"),
+        ({"softcap": None}, "softcap is None; expected a number"),
         ({"attention_bias": halves(2, 1, 1, 400)}, "attention_bias is .*expected"),
         ({"attention_bias": halves(1, 2, 1, 400)}, "attention_bias is .*expected"),
         ({"attention_bias": halves(1, 1, 1, 399)}, "attention_bias is .*expected"),
@@ -418,6 +430,64 @@ def test_an_out_that_is_wrong_is_refused(out: Any, message: str) -> None:
         gpu.decode(step_of(ragged_case()), out=out)
 
 
+def test_inputs_may_begin_at_any_element() -> None:
+    case = ragged_case(rotary_half=8)
+    step = step_of(case)
+    shifted = {
+        name: torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:].view(tensor.shape)
+        for name, tensor in vars(step).items()
+        if isinstance(tensor, torch.Tensor) and "cache" not in name
+    }
+    assert any(tensor.data_ptr() % 16 for tensor in shifted.values())
+    found = gpu.decode(step_of(case, **shifted))
+    assert found.equal(gpu.decode(step))
+
+
+def test_threads_may_share_a_workspace_that_grows() -> None:
+    cases = [ragged_case(seqlens_k=[length, 3], capacity=2001) for length in range(100, 2000, 100)]
+    expected = [gpu.decode(step_of(case)) for case in cases]
+    for _ in range(3):
+        workspace = gpu.Workspace()
+
+        def is_right(i: int, workspace: gpu.Workspace = workspace) -> bool:
+            return gpu.decode(step_of(cases[i]), workspace=workspace).equal(expected[i])
+
+        with ThreadPoolExecutor(6) as pool:
+            assert all(pool.map(is_right, range(len(cases))))
+
+
+def test_memory_of_other_libraries_is_allocated_on_the_stream_that_is_named() -> None:
+    entered = []
+
+    class ExternalStream:
+        def __init__(self, address: int) -> None:
+            self.address = address
+
+        def __enter__(self) -> None:
+            entered.append(self.address)
+
+        def __exit__(self, *_: object) -> None:
+            entered.append(-self.address)
+
+    class WithStreams(Namespace):
+        cuda = SimpleNamespace(ExternalStream=ExternalStream)
+
+        @staticmethod
+        def zeros(shape: tuple[int, ...], dtype: Any) -> AllocatingArray:
+            assert entered == [7]
+            return AllocatingArray(np.zeros(shape, dtype))
+
+    class StreamedArray(AllocatingArray):
+        def __array_namespace__(self) -> type[Namespace]:
+            return WithStreams
+
+    step = gpu.Step(**arrays_of(ragged_case(), StreamedArray))
+    gpu.decode(step, stream=7)
+    assert entered == [7, -7]
+    with pytest.raises(LeanAttentionError, match=r"stream is str; expected a torch.cuda.Stream"):
+        gpu.decode(step, stream="7")
+
+
 def test_a_workspace_of_another_library_is_refused() -> None:
     case = ragged_case()
     workspace = gpu.Workspace()
@@ -437,8 +507,12 @@ def test_arrays_of_other_types_and_strides_are_refused() -> None:
     arrays = arrays_of(ragged_case(), AllocatingArray)
     query = arrays["query"].array
     arrays["query"] = DeviceArray(query, typestr="<c8")
-    with pytest.raises(LeanAttentionError, match="query is <c8"):
+    with pytest.raises(LeanAttentionError, match=r"query has the type '<c8'.*expected one of <f2"):
         gpu.decode(gpu.Step(**arrays))
+    for wrong in ({"typestr": "|V0"}, {"typestr": ""}, {"data": None}, {"mask": query}):
+        arrays["query"] = DeviceArray(query, **wrong)
+        with pytest.raises(LeanAttentionError, match="query has the type"):
+            gpu.decode(gpu.Step(**arrays))
     arrays["query"] = DeviceArray(query, strides=(3, 3, 3, 3))
     with pytest.raises(LeanAttentionError, match="not of whole elements"):
         gpu.decode(gpu.Step(**arrays))

@@ -107,6 +107,14 @@ def test_a_cache_that_grows_matches_the_reference(name: str) -> None:
     assert_matches_reference(case, results, rounds_weights=True)
 
 
+def test_rows_past_the_longest_sequence_are_zeros_in_a_separate_cache() -> None:
+    case = ragged_case("float16", seqlens_k=[0, 140, 200])
+    _, *presents = case.node.run(case.feeds)
+    for present in presents:
+        assert present.shape[2] == 305
+        assert not present[:, :, 201:].any()
+
+
 def test_rows_that_are_nobodys_are_left_alone() -> None:
     case = ragged_case("float16")
     _, *presents = case.node.run(case.feeds, shared=True)
@@ -176,6 +184,9 @@ def test_what_the_host_sees_is_refused_by_name() -> None:
     short = {name: case.feeds[name][:300] for name in ("cos_cache", "sin_cache")}
     with pytest.raises(Exception, match="attention: cos_cache and sin_cache have 300 rows"):
         case.node.run(case.feeds | short)
+    empty = {name: case.feeds[name][:0] for name in ("cos_cache", "sin_cache")}
+    with pytest.raises(Exception, match=r"input cos_cache has shape .*at least one position"):
+        case.node.run(case.feeds | empty)
     with pytest.raises(Exception, match="attention: input seqlens_k has shape"):
         case.node.run(case.feeds | {"seqlens_k": np.zeros(2, np.int32)})
 

@@ -196,8 +196,10 @@ def find_library(options: argparse.Namespace) -> Path:
         return Path(options.library).resolve()
     if options.dry_run:
         raise CheckError("--dry-run needs --library .../liblean_attention_emulated.so")
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        raise CheckError("PyTorch is not installed; install a build of it for this GPU") from None
     if not torch.cuda.is_available():
         raise CheckError("PyTorch finds no GPU; --dry-run tries this program without one")
     major, minor = torch.cuda.get_device_capability()

@@ -20,9 +20,10 @@
 extern "C" {
 #endif
 
-/* One decode step. Tensors are row-major in device memory, aligned to 16 bytes, of type `type`
- * unless said otherwise; a null pointer stands for an input that is not there. B = batch_size, S =
- * sequence_length, N = num_heads, K = kv_num_heads, H = head_size, C = cache_rows. */
+/* One decode step. Tensors are row-major in device memory, of type `type` unless said otherwise,
+ * aligned to their elements, the caches to 16 bytes. What the step writes (caches and output) may
+ * overlap no other tensor. A null pointer stands for an input that is not there. B = batch_size, S
+ * = sequence_length, N = num_heads, K = kv_num_heads, H = head_size, C = cache_rows. */
 struct lean_attention_gpu_step {
   int32_t type;       /* enum lean_attention_type: float16 or bfloat16 */
   int32_t cache_type; /* the same, int8 or float8e4m3 */

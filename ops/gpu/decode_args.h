@@ -9,8 +9,8 @@
 namespace lean_attention::gpu {
 
 // One decode step, of tensors of Element (Half or BFloat16) and caches of Cache (the same, int8_t
-// or Fp8E4M3). Tensors are row-major in device memory and aligned to 16 bytes; a null pointer
-// stands for an input that is not there. B, S, N, K, H, C as in ops/decode/problem.h.
+// or Fp8E4M3). Tensors are row-major in device memory, the caches aligned to 16 bytes; a null
+// pointer stands for an input that is not there. B, S, N, K, H, C as in ops/decode/problem.h.
 template <typename Element, typename Cache>
 struct DecodeArgs {
   Problem problem;                     // its seqlens_k is not read: the next one is

@@ -29,18 +29,27 @@ bool IsGpuStep(const CallShape& shape) {
 gpu::Status CopyPast(const GqaInputs& inputs, const gpu::GpuDecode& step, void* stream) {
   const CallShape& shape = inputs.shape();
   const int64_t row_bytes = CacheRowBytes(step.problem);
+  const int64_t past_bytes = shape.past_rows * row_bytes;
+  const int64_t present_bytes = shape.present_rows * row_bytes;
   // Rows past the longest sequence are nobody's.
-  const int64_t bytes = std::min(shape.past_rows, shape.total_sequence_length) * row_bytes;
+  const int64_t copied = std::min(shape.past_rows, shape.total_sequence_length) * row_bytes;
   const int64_t pairs = int64_t{step.problem.batch_size} * step.problem.kv_num_heads;
-  gpu::Status status;
-  for (const auto& [input, present] :
+  for (const auto& [input, cache] :
        {std::pair(kPastKey, step.key_cache), std::pair(kPastValue, step.value_cache)}) {
     const void* past = inputs[input].data;
-    if (!status.ok() || bytes == 0 || past == present) continue;
-    status = gpu::CopyRows(present, shape.present_rows * row_bytes, past,
-                           shape.past_rows * row_bytes, bytes, pairs, stream);
+    if (past == cache) continue;
+    auto* present = static_cast<char*>(cache);
+    gpu::Status status;
+    if (copied > 0) {
+      status = gpu::CopyRows(present, present_bytes, past, past_bytes, copied, pairs, stream);
+    }
+    if (status.ok() && copied < present_bytes) {
+      status =
+          gpu::ClearRows(present + copied, present_bytes, present_bytes - copied, pairs, stream);
+    }
+    if (!status.ok()) return status;
   }
-  return status;
+  return {};
 }
 
 }  // namespace lean_attention::onnxruntime

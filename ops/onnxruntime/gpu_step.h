@@ -15,7 +15,7 @@ gpu::GpuDecode GpuStep(const GqaInputs& inputs, GqaOutputs* outputs);
 // past. More may be a prompt with padding, of which the lengths that the device has would tell.
 bool IsGpuStep(const CallShape& shape);
 
-// Enqueues a copy of the past into present tensors that are other buffers.
+// Enqueues a copy of the past into present tensors that are other buffers, and zeros after it.
 gpu::Status CopyPast(const GqaInputs& inputs, const gpu::GpuDecode& step, void* stream);
 
 }  // namespace lean_attention::onnxruntime

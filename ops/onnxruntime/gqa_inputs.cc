@@ -113,8 +113,8 @@ void GqaInputs::CheckRotary() const {
   Require(Has(kCosCache), attributes_.node,
           ": do_rotary is 1, but inputs cos_cache and sin_cache are missing");
   const Shape& cos = inputs_[kCosCache].shape;
-  RequireShape(cos.size() == 2 && cos[1] > 0 && 2 * cos[1] <= shape_.head_size, kCosCache,
-               "[positions, at most ", shape_.head_size / 2, "]");
+  RequireShape(cos.size() == 2 && cos[0] > 0 && cos[1] > 0 && 2 * cos[1] <= shape_.head_size,
+               kCosCache, "[at least one position, at most ", shape_.head_size / 2, "]");
   RequireShape(inputs_[kSinCache].shape == cos, kSinCache, "cos_cache's, ", cos);
   if (!Has(kPositionIds)) return;
   const Shape accepted = {shape_.batch_size, shape_.sequence_length};

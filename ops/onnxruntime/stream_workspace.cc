@@ -45,7 +45,7 @@ gpu::Status StreamWorkspace::Reserve(const gpu::Workspace& needed,
     const int64_t counters = std::max({needed.counters, 2 * counters_, kFewestCounters});
     const int64_t bytes = counters * int64_t{sizeof(int32_t)};
     void* zeros = allocate(bytes);
-    const gpu::Status status = gpu::Clear(zeros, bytes, stream_);
+    const gpu::Status status = gpu::ClearRows(zeros, bytes, bytes, 1, stream_);
     if (!status.ok()) return status;
     buffers_.counters = static_cast<int32_t*>(zeros);
     counters_ = counters;

@@ -110,8 +110,10 @@ Status CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stri
   return {};
 }
 
-Status Clear(void* to, int64_t bytes, void* /*stream*/) {
-  testing::ClearMemory(to, static_cast<size_t>(bytes));
+Status ClearRows(void* to, int64_t stride, int64_t bytes, int64_t rows, void* /*stream*/) {
+  for (int64_t row = 0; row < rows; ++row) {
+    testing::ClearMemory(static_cast<char*>(to) + row * stride, static_cast<size_t>(bytes));
+  }
   return {};
 }
 

@@ -237,7 +237,7 @@ TEST(GpuApi, RefusesSteps) {
       {kInvalid, "max_length is 305", [](CStep& s) { s.max_length = 305; }},
       {kInvalid, "query is null", [](CStep& s) { s.query = nullptr; }},
       {kInvalid, "output is not aligned",
-       [](CStep& s) { s.output = static_cast<char*>(s.output) + 2; }},
+       [](CStep& s) { s.output = static_cast<char*>(s.output) + 1; }},
       {kInvalid, "query_stride is -9", [](CStep& s) { s.query_stride = -9; }},
       {kInvalid, "sizes and strides give key ", [](CStep& s) { s.kv_stride = kMost; }},
       {kInvalid, "sizes and strides give attention_bias ",

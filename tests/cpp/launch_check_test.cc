@@ -109,25 +109,32 @@ TEST(Check, RefusesNullPointers) {
 }
 
 TEST(Check, RefusesMisalignedPointers) {
-  const std::string rest = " is not aligned to 16 bytes";
+  const auto at = [](uintptr_t address) { return Address(address); };
   const std::vector<std::pair<std::string, Change>> cases = {
-      {"seqlens_k", [](GpuDecode& d) { d.seqlens_k += 1; }},
-      {"query", [](GpuDecode& d) { d.query = Address(0x2002); }},
-      {"key", [](GpuDecode& d) { d.key = Address(0x3008); }},
-      {"value", [](GpuDecode& d) { d.value = Address(0x4001); }},
-      {"key_cache", [](GpuDecode& d) { d.key_cache = Address(0x500F); }},
-      {"value_cache", [](GpuDecode& d) { d.value_cache = Address(0x6004); }},
-      {"cos_cache", [](GpuDecode& d) { d.cos_cache = Address(0x7002); }},
-      {"sin_cache", [](GpuDecode& d) { d.sin_cache = Address(0x8002); }},
-      {"position_ids",
-       [](GpuDecode& d) { d.position_ids = static_cast<const int64_t*>(Address(0xC008)); }},
-      {"attention_bias", [](GpuDecode& d) { d.attention_bias = Address(0x9002); }},
-      {"head_sink", [](GpuDecode& d) { d.head_sink = Address(0xA002); }},
-      {"output", [](GpuDecode& d) { d.output = Address(0xB002); }}};
-  for (const auto& [name, change] : cases) {
-    const std::string message = name + rest;
+      {"seqlens_k is not aligned to 4 bytes",
+       [=](GpuDecode& d) { d.seqlens_k = static_cast<const int32_t*>(at(0x1002)); }},
+      {"query is not aligned to 2 bytes", [=](GpuDecode& d) { d.query = at(0x2001); }},
+      {"key is not aligned to 2 bytes", [=](GpuDecode& d) { d.key = at(0x3001); }},
+      {"value is not aligned to 2 bytes", [=](GpuDecode& d) { d.value = at(0x4001); }},
+      {"key_cache is not aligned to 16 bytes", [=](GpuDecode& d) { d.key_cache = at(0x5008); }},
+      {"value_cache is not aligned to 16 bytes", [=](GpuDecode& d) { d.value_cache = at(0x6004); }},
+      {"cos_cache is not aligned to 2 bytes", [=](GpuDecode& d) { d.cos_cache = at(0x7001); }},
+      {"sin_cache is not aligned to 2 bytes", [=](GpuDecode& d) { d.sin_cache = at(0x8001); }},
+      {"position_ids is not aligned to 8 bytes",
+       [=](GpuDecode& d) { d.position_ids = static_cast<const int64_t*>(at(0xC004)); }},
+      {"attention_bias is not aligned to 2 bytes",
+       [=](GpuDecode& d) { d.attention_bias = at(0x9001); }},
+      {"head_sink is not aligned to 2 bytes", [=](GpuDecode& d) { d.head_sink = at(0xA001); }},
+      {"output is not aligned to 2 bytes", [=](GpuDecode& d) { d.output = at(0xB001); }}};
+  for (const auto& [message, change] : cases) {
     ExpectRefused(StatusCode::kInvalidArgument, {{message.c_str(), change}});
   }
+}
+
+TEST(Check, RefusesOneBufferForKeysAndValues) {
+  ExpectRefused(StatusCode::kInvalidArgument,
+                {{"key_cache and value_cache are one buffer",
+                  [](GpuDecode& d) { d.value_cache = d.key_cache; }}});
 }
 
 TEST(Check, RefusesWhatIsNotBuilt) {

@@ -97,31 +97,37 @@ Status CheckLengths(const GpuDecode& d) {
   return {};
 }
 
+// Caches are read 16 bytes at a time, all else by its elements.
 Status CheckPointers(const GpuDecode& d) {
+  constexpr size_t kCache = 16;
+  constexpr size_t kElement = 2;
+  const bool has_scales = IsQuantised(d.problem.cache_type);
   const struct {
     const char* name;
     const void* pointer;
+    size_t alignment;
     bool is_optional;
-  } tensors[] = {{"seqlens_k", d.seqlens_k, false},
-                 {"k_scale", d.k_scale, !IsQuantised(d.problem.cache_type)},
-                 {"v_scale", d.v_scale, !IsQuantised(d.problem.cache_type)},
-                 {"query", d.query, false},
-                 {"key", d.key, false},
-                 {"value", d.value, false},
-                 {"key_cache", d.key_cache, false},
-                 {"value_cache", d.value_cache, false},
-                 {"output", d.output, false},
-                 {"cos_cache", d.cos_cache, true},
-                 {"sin_cache", d.sin_cache, true},
-                 {"position_ids", d.position_ids, true},
-                 {"attention_bias", d.attention_bias, true},
-                 {"head_sink", d.head_sink, true}};
-  for (const auto& [name, pointer, is_optional] : tensors) {
+  } tensors[] = {{"seqlens_k", d.seqlens_k, sizeof(int32_t), false},
+                 {"k_scale", d.k_scale, sizeof(float), !has_scales},
+                 {"v_scale", d.v_scale, sizeof(float), !has_scales},
+                 {"query", d.query, kElement, false},
+                 {"key", d.key, kElement, false},
+                 {"value", d.value, kElement, false},
+                 {"key_cache", d.key_cache, kCache, false},
+                 {"value_cache", d.value_cache, kCache, false},
+                 {"output", d.output, kElement, false},
+                 {"cos_cache", d.cos_cache, kElement, true},
+                 {"sin_cache", d.sin_cache, kElement, true},
+                 {"position_ids", d.position_ids, sizeof(int64_t), true},
+                 {"attention_bias", d.attention_bias, kElement, true},
+                 {"head_sink", d.head_sink, kElement, true}};
+  for (const auto& [name, pointer, alignment, is_optional] : tensors) {
     if (pointer == nullptr && !is_optional) return Invalid(name, " is null");
-    if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0) {
-      return Invalid(name, " is not aligned to 16 bytes");
+    if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0) {
+      return Invalid(name, " is not aligned to ", alignment, " bytes");
     }
   }
+  if (d.key_cache == d.value_cache) return Invalid("key_cache and value_cache are one buffer");
   return {};
 }
 

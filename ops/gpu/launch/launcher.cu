@@ -100,8 +100,9 @@ Status CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stri
                            "a copy on the device failed");
 }
 
-Status Clear(void* to, int64_t bytes, void* stream) {
-  return runtime::AsStatus(runtime::Clear(to, bytes, stream), "the device could not clear memory");
+Status ClearRows(void* to, int64_t stride, int64_t bytes, int64_t rows, void* stream) {
+  return runtime::AsStatus(runtime::ClearRows(to, stride, bytes, rows, stream),
+                           "the device could not clear memory");
 }
 
 }  // namespace lean_attention::gpu

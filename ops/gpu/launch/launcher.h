@@ -39,9 +39,10 @@ struct Status {
   bool ok() const { return code == StatusCode::kOk; }
 };
 
-// One decode step. Tensors are row-major in device memory, aligned to 16 bytes, of `element_type`
-// unless said otherwise; a null pointer stands for an input that is not there. B, S, N, K, H, C, T
-// as in ops/decode/problem.h.
+// One decode step. Tensors are row-major in device memory, of `element_type` unless said otherwise,
+// aligned to their elements, the caches to 16 bytes. What the step writes (caches and output) may
+// overlap no other tensor. A null pointer stands for an input that is not there. B, S, N, K, H, C,
+// T as in ops/decode/problem.h.
 struct GpuDecode {
   Problem problem;           // its seqlens_k is not read: the next one is
   ElementType element_type;  // float16 or bfloat16; problem.cache_type: the same, int8, float8e4m3
@@ -132,8 +133,8 @@ Status Launch(const GpuDecode& decode, const GpuDecision& decision, const Worksp
 Status CopyRows(void* to, int64_t to_stride, const void* from, int64_t from_stride, int64_t bytes,
                 int64_t rows, void* stream);
 
-// Enqueues zeroing.
-Status Clear(void* to, int64_t bytes, void* stream);
+// Likewise zeros.
+Status ClearRows(void* to, int64_t stride, int64_t bytes, int64_t rows, void* stream);
 
 }  // namespace lean_attention::gpu
 

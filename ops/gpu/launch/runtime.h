@@ -44,8 +44,9 @@ inline Error CopyRows(void* to, int64_t to_stride, const void* from, int64_t fro
                           static_cast<size_t>(rows), hipMemcpyDeviceToDevice,
                           static_cast<hipStream_t>(stream));
 }
-inline Error Clear(void* to, int64_t bytes, void* stream) {
-  return hipMemsetAsync(to, 0, static_cast<size_t>(bytes), static_cast<hipStream_t>(stream));
+inline Error ClearRows(void* to, int64_t stride, int64_t bytes, int64_t rows, void* stream) {
+  return hipMemset2DAsync(to, static_cast<size_t>(stride), 0, static_cast<size_t>(bytes),
+                          static_cast<size_t>(rows), static_cast<hipStream_t>(stream));
 }
 inline const char* Words(Error error) { return hipGetErrorString(error); }
 inline void ForgetError() { static_cast<void>(hipGetLastError()); }
@@ -81,8 +82,9 @@ inline Error CopyRows(void* to, int64_t to_stride, const void* from, int64_t fro
                            static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
                            static_cast<cudaStream_t>(stream));
 }
-inline Error Clear(void* to, int64_t bytes, void* stream) {
-  return cudaMemsetAsync(to, 0, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream));
+inline Error ClearRows(void* to, int64_t stride, int64_t bytes, int64_t rows, void* stream) {
+  return cudaMemset2DAsync(to, static_cast<size_t>(stride), 0, static_cast<size_t>(bytes),
+                           static_cast<size_t>(rows), static_cast<cudaStream_t>(stream));
 }
 inline const char* Words(Error error) { return cudaGetErrorString(error); }
 inline void ForgetError() { static_cast<void>(cudaGetLastError()); }

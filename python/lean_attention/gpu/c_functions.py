@@ -8,7 +8,18 @@ from typing import Any, TypeVar
 from lean_attention.errors import LeanAttentionError
 from lean_attention.operator_library import get_library_path
 
-__all__ = ["CPlan", "CStep", "DeviceError", "backend", "call", "fill", "integer", "require_backend"]
+__all__ = [
+    "CPlan",
+    "CStep",
+    "DeviceError",
+    "backend",
+    "call",
+    "fill",
+    "flag",
+    "integer",
+    "real",
+    "require_backend",
+]
 
 _MESSAGE_BYTES = 1024
 _DEVICE_ERROR = 5  # enum lean_attention_status
@@ -93,7 +104,23 @@ def integer(name: str, value: Any, kind: type) -> int:
     return exact
 
 
-def _real(name: str, value: Any) -> float:
+def flag(name: str, value: Any) -> bool:
+    """Returns a value as a flag.
+
+    Raises:
+        LeanAttentionError: It is neither true nor false.
+    """
+    if isinstance(value, (bool, int)) and value in (0, 1):
+        return bool(value)
+    raise LeanAttentionError(f"{name} is {value!r}; expected True or False")
+
+
+def real(name: str, value: Any) -> float:
+    """Returns a value as a float.
+
+    Raises:
+        LeanAttentionError: It is no number.
+    """
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -110,7 +137,7 @@ def fill(structure: Structure, **values: Any) -> Structure:
     for name, value in values.items():
         if value is not None:
             is_real = kinds[name] is ctypes.c_float
-            value = _real(name, value) if is_real else integer(name, value, kinds[name])
+            value = real(name, value) if is_real else integer(name, value, kinds[name])
         setattr(structure, name, value)
     return structure
 

@@ -1,15 +1,12 @@
 """Puts steps on a stream."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from lean_attention.errors import LeanAttentionError
 from lean_attention.gpu.c_functions import DeviceError, call
 from lean_attention.gpu.planning import Plan, plan_of
 from lean_attention.gpu.step import Step
-from lean_attention.gpu.tensors import Tensor, empty, is_torch, view
+from lean_attention.gpu.streams import current
+from lean_attention.gpu.tensors import Tensor, empty, view
 from lean_attention.gpu.workspace import Workspace
 
 __all__ = ["decode"]
@@ -46,7 +43,7 @@ def decode(
     """
     workspace = workspace or Workspace()
     query = view("query", step.query)
-    with _current(step.query, stream) as handle:
+    with current(step.query, stream) as handle:
         c_step = step.c_step(out)
         c_plan = (plan or plan_of(c_step)).c_plan()
         if out is None:
@@ -59,27 +56,3 @@ def decode(
             workspace.forget()
             raise
     return out
-
-
-@contextmanager
-def _current(query: Tensor, stream: Any) -> Iterator[int | None]:
-    """Makes the query's device and the stream current, for allocations too; gives its address."""
-    if not is_torch(query):
-        yield query.__cuda_array_interface__.get("stream") if stream is None else int(stream)
-        return
-    if query.device.type != "cuda":
-        yield None
-        return
-    cuda = sys.modules["torch"].cuda
-    if stream is None:
-        stream = cuda.current_stream(query.device)
-    elif not isinstance(stream, cuda.Stream):
-        stream = (
-            cuda.ExternalStream(stream, device=query.device)
-            if stream
-            else cuda.default_stream(query.device)
-        )
-    if stream.device != query.device:
-        raise LeanAttentionError(f"the stream is on {stream.device}, and query on {query.device}")
-    with cuda.stream(stream):
-        yield stream.cuda_stream

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from lean_attention.gpu.c_functions import CPlan, CStep, call, fill, integer
 from lean_attention.gpu.step import Step
+from lean_attention.gpu.streams import current
 from lean_attention.kernels import Schedule
 
 __all__ = ["Plan", "plan", "plan_of"]
@@ -71,7 +72,9 @@ def plan(
     Raises:
         LeanAttentionError: The step, or the cut, is not what the kernel takes.
     """
-    return plan_of(step.c_step(), schedule=schedule, amount=amount, blocks=blocks)
+    c_step = step.c_step()
+    with current(step.query, None):
+        return plan_of(c_step, schedule=schedule, amount=amount, blocks=blocks)
 
 
 def plan_of(

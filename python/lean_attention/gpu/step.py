@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lean_attention.errors import LeanAttentionError
-from lean_attention.gpu.c_functions import CStep, fill, integer
+from lean_attention.gpu.c_functions import CStep, fill, flag, integer, real
 from lean_attention.gpu.tensors import DeviceTensor, Tensor, view
 
 __all__ = ["Step"]
@@ -21,8 +21,9 @@ class Step:
 
     Shapes: B sequences, S new tokens, N query heads, K KV heads (N a multiple), H head size (64,
     80, 96, 128 or 256), C rows of cache. Tensors are of one type, float16 or bfloat16, and
-    contiguous, unless said otherwise; all are on one device and aligned to 16 bytes. bfloat16 and
-    float8_e4m3fn come through PyTorch only. Nothing is recorded for differentiation.
+    contiguous, unless said otherwise; all are on one device, the caches aligned to 16 bytes. What
+    is written (caches and output) may overlap no other tensor. bfloat16 and float8_e4m3fn come
+    through PyTorch only. Nothing is recorded for differentiation.
 
     Attributes:
         query: [B, S, N, H], not rotated. Its tokens, and those of key and value, may lie further
@@ -42,8 +43,8 @@ class Step:
         rotary_interleaved: Whether pairs are neighbours instead of halves.
         position_ids: [B, S] int64, of the rotary embedding; None: the tokens' own positions.
         local_window_size: Keys that a query sees, its own included; -1: all.
-        attention_bias: [B or 1, N or 1, S, at least max_length], added to the scores; any strides
-            but the last.
+        attention_bias: [B or 1, N or 1, S, at least max_length], added to the scores; sequences,
+            heads and tokens may lie further apart.
         head_sink: [N] scores that join the softmax's denominator.
         smooth_softmax: Without head_sink: a sink of 0 for every head.
         scale: Of the scores; None: 1 / sqrt(H).
@@ -190,7 +191,7 @@ class _Description:
             "sin_cache": self._pointer("sin_cache", self.dtype, positions, half),
             "rotary_rows": positions,
             "rotary_half": half,
-            "rotary_interleaved": bool(self.step.rotary_interleaved),
+            "rotary_interleaved": flag("rotary_interleaved", self.step.rotary_interleaved),
             "position_ids": self._pointer("position_ids", "int64", self.batch, self.tokens),
         }
 
@@ -235,15 +236,15 @@ class _Description:
             kv_num_heads=self.kv_heads,
             head_size=self.head_size,
             cache_rows=self.rows,
-            local_window_size=step.local_window_size,
+            local_window_size=integer("local_window_size", step.local_window_size, ctypes.c_int64),
             max_length=self.max_length,
             **self._inputs(),
             **self._caches(),
             **self._rotary(),
             **self._bias(),
             head_sink=self._pointer("head_sink", self.dtype, self.heads),
-            smooth_softmax=bool(step.smooth_softmax),
+            smooth_softmax=flag("smooth_softmax", step.smooth_softmax),
             scale=self.head_size**-0.5 if step.scale is None else step.scale,
-            softcap=step.softcap,
+            softcap=real("softcap", step.softcap),
             output=output_pointer,
         )

@@ -19,6 +19,7 @@ _TYPE_NAMES = {
     "<f2": "float16",
     "<f4": "float32",
     "|i1": "int8",
+    "|u1": "uint8",
     "<i4": "int32",
     "<i8": "int64",
 }
@@ -102,6 +103,8 @@ def _view_torch(name: str, tensor: Tensor) -> DeviceTensor:
             f"{name} is {tensor.layout} on {tensor.device}; expected a torch.strided tensor on "
             f"{kind}"
         )
+    if tensor.is_neg():
+        raise LeanAttentionError(f"{name} is a negated view; call resolve_neg() first")
     return DeviceTensor(
         name,
         tensor.data_ptr(),
@@ -114,7 +117,12 @@ def _view_torch(name: str, tensor: Tensor) -> DeviceTensor:
 
 def _view_interface(name: str, interface: dict[str, Any]) -> DeviceTensor:
     shape = tuple(interface["shape"])
-    kind = interface["typestr"]
+    kind, data = interface["typestr"], interface["data"]
+    if kind not in _TYPE_NAMES or data is None or interface.get("mask") is not None:
+        raise LeanAttentionError(
+            f"{name} has the type {kind!r}, data {data} and mask {interface.get('mask')}; expected "
+            f"one of {', '.join(_TYPE_NAMES)}, an address, and no mask"
+        )
     item_bytes = int(kind[2:])
     strides = interface.get("strides")
     if strides is None:
@@ -123,11 +131,11 @@ def _view_interface(name: str, interface: dict[str, Any]) -> DeviceTensor:
             strides[i] = strides[i + 1] * shape[i + 1]
     if any(stride % item_bytes for stride in strides):
         raise LeanAttentionError(f"{name} has strides of {strides} bytes, not of whole elements")
-    pointer, is_readonly = interface["data"]
+    pointer, is_readonly = data
     return DeviceTensor(
         name,
         pointer,
-        _TYPE_NAMES.get(kind, kind),
+        _TYPE_NAMES[kind],
         shape,
         tuple(stride // item_bytes for stride in strides),
         "the current device",

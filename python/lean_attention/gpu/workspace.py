@@ -1,5 +1,7 @@
 """Device memory that a launch needs beside its tensors."""
 
+import threading
+
 from lean_attention.errors import LeanAttentionError
 from lean_attention.gpu.tensors import Tensor, empty, view, zeros
 
@@ -9,13 +11,16 @@ __all__ = ["Workspace"]
 class Workspace:
     """States and counters where the pieces of split sequences meet; grows when a plan needs more.
 
-    Launches that may run at the same time need a workspace each: one per stream. All steps that use
-    one have tensors of the same library on the same device. A captured graph needs one that has
-    grown before the capture, is used for nothing larger, and is kept as long as the graph.
+    Launches that may run at the same time need a workspace each: one per stream, which several
+    threads may share. All steps that use one have tensors of the same library on the same device. A
+    captured graph needs one that has grown before the capture and is kept as long as the graph.
     """
 
     def __init__(self) -> None:
         """Starts without memory."""
+        self._lock = threading.Lock()
+        # What it has grown out of: launches that were given it may still be on their way.
+        self._outgrown: list[Tensor | None] = []
         self._states: Tensor | None = None
         self._counters: Tensor | None = None
 
@@ -45,15 +50,20 @@ class Workspace:
         Raises:
             LeanAttentionError: The workspace has memory on another device.
         """
-        if state_bytes > self.state_bytes:
-            self._states = empty(like, (max(state_bytes, 2 * self.state_bytes),), "uint8")
-        if counters > self.counters:
-            self._counters = zeros(like, (max(counters, 2 * self.counters),), "int32")
-        return _address(self._states, like), _address(self._counters, like)
+        with self._lock:
+            if state_bytes > self.state_bytes:
+                self._outgrown.append(self._states)
+                self._states = empty(like, (max(state_bytes, 2 * self.state_bytes),), "uint8")
+            if counters > self.counters:
+                self._outgrown.append(self._counters)
+                self._counters = zeros(like, (max(counters, 2 * self.counters),), "int32")
+            return _address(self._states, like), _address(self._counters, like)
 
     def forget(self) -> None:
         """Gives its memory back, as is needed after a launch that failed: counters may be left."""
-        self._states = self._counters = None
+        with self._lock:
+            self._states = self._counters = None
+            self._outgrown = []
 
 
 def _address(memory: Tensor | None, like: Tensor) -> int | None:
