@@ -40,12 +40,22 @@ def configured(build: Path, gpus: str | None, *options: str) -> tuple[str, str]:
     ("gpus", "options", "backend", "architectures"),
     [
         ("9.0\\n8.6\\n9.0\\n", [], "CUDA", "86;90"),
+        ("7.5\\n8.6\\n99.0\\n", [], "CUDA", "86"),
+        ("7.5\\n", [], "NONE", None),
         ("9.0\\n", ["-DLEAN_ATTENTION_CUDA=OFF"], "NONE", ""),
         ("9.0\\n", ["-DLEAN_ATTENTION_CUDA_ARCHITECTURES=80"], "CUDA", "80"),
         (None, [], "NONE", None),
         (None, ["-DLEAN_ATTENTION_CUDA=ON"], "CUDA", None),
     ],
-    ids=["two kinds", "off", "another", "no GPU", "on without a GPU"],
+    ids=[
+        "two kinds",
+        "one that is known",
+        "too old",
+        "off",
+        "another",
+        "no GPU",
+        "on without a GPU",
+    ],
 )
 def test_auto_builds_for_the_gpus_of_this_machine(
     gpus: str | None, options: list[str], backend: str, architectures: str | None, tmp_path: Path

@@ -1,4 +1,4 @@
-"""The GPU kernel without ONNX Runtime: decode steps over tensors in device memory.
+"""The GPU kernel without a session: decode steps over tensors in device memory.
 
 Tensors are PyTorch's, or arrays of any library with ``__cuda_array_interface__``, as CuPy::
 
