@@ -1,6 +1,6 @@
-"""Cases of tests/gqa_node.py as steps over PyTorch tensors in the memory of the emulated GPU."""
+"""Steps of `lean_attention.gpu` in the emulated GPU's memory, of PyTorch and other libraries."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -8,45 +8,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gqa_node import Case, make_case
+from gqa_node import FLOAT8, Case, assert_matches_reference, make_case
 from lean_attention import gpu
 from lean_attention.kernels import Schedule
-from reference import Array, CacheFormat
 
-FLOAT8: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
 # NumPy's names for 16- and 8-bit numbers that PyTorch does not take from it.
 _TORCH_TYPES = {
     np.dtype(ml_dtypes.bfloat16): (np.int16, torch.bfloat16),
     FLOAT8: (np.int8, torch.float8_e4m3fn),
 }
-
-
-class Float8Format(CacheFormat):
-    """A cache of float8_e4m3fn: numbers times scales, without NaN or saturation."""
-
-    def store(self, row: Array) -> NDArray[Any]:
-        """Returns the numbers of new rows [..., K, H], by the reciprocals of the scales."""
-        assert self.scale is not None
-        rounded = row.astype(np.float32).astype(self.dtype).astype(np.float32)
-        return (rounded * (np.float32(1) / self.scale)).astype(FLOAT8)
-
-
-def make_gpu_case(*, cache: str = "", quantisation: str = "PER_TENSOR", **how: Any) -> Case:
-    """As `make_case`; ``cache`` may also be "float8"."""
-    if cache != "float8":
-        return make_case(cache=cache, quantisation=quantisation, **how)
-    # The scales of the int8 case, for numbers of up to 8 instead of 127.
-    case = make_case(cache="int8", quantisation=quantisation, **how)
-    feeds, changes = dict(case.feeds), dict[str, Any]()
-    for name, scale in (("key", "k_scale"), ("value", "v_scale")):
-        past: NDArray[Any] = feeds[f"past_{name}"]
-        stored: CacheFormat = getattr(case.step, f"{name}_format")
-        assert stored.scale is not None
-        feeds[scale] = feeds[scale] * np.float32(16)
-        feeds[f"past_{name}"] = (past.astype(np.float32) / 16).astype(FLOAT8)
-        changes[f"past_{name}"] = feeds[f"past_{name}"]
-        changes[f"{name}_format"] = Float8Format(stored.dtype, 8, stored.scale * np.float32(16))
-    return Case(case.node, feeds, replace(case.step, **changes))
 
 
 def to_torch(array: NDArray[Any]) -> torch.Tensor:
@@ -122,3 +92,61 @@ def run(case: Case, cut: Cut | None = None, **how: Any) -> list[NDArray[Any]]:
         plan = gpu.plan(step, schedule=cut.schedule, amount=cut.amount, blocks=cut.blocks)
     output = gpu.decode(step, plan=plan, **how)
     return [to_numpy(t) for t in (output.flatten(2), step.key_cache, step.value_cache)]
+
+
+def ragged_case(**changes: Any) -> Case:
+    return make_case(
+        **{
+            "num_heads": 4,
+            "kv_num_heads": 2,
+            "head_size": 64,
+            "seqlens_k": [0, 130, 399],
+            "capacity": 403,
+            "dtype": np.float16,
+            **changes,
+        }
+    )
+
+
+def assert_right(case: Case, results: list[NDArray[Any]]) -> None:
+    assert_matches_reference(case, results, rounds_weights=True)
+
+
+class DeviceArray:
+    """An array of a library that says no more than ``__cuda_array_interface__`` does."""
+
+    def __init__(self, array: NDArray[Any], **interface: Any) -> None:
+        """Shows an array's memory; ``interface`` overrides what is said of it."""
+        self.array = array
+        self.shape = array.shape
+        self.__cuda_array_interface__ = {**array.__array_interface__, "version": 3, **interface}
+
+
+class Namespace:
+    """Its array namespace."""
+
+    uint8, int32, float16 = np.uint8, np.int32, np.float16
+
+    @staticmethod
+    def empty(shape: tuple[int, ...], dtype: Any) -> "AllocatingArray":
+        """Allocates."""
+        return AllocatingArray(np.empty(shape, dtype))
+
+    @staticmethod
+    def zeros(shape: tuple[int, ...], dtype: Any) -> "AllocatingArray":
+        """Allocates zeros."""
+        return AllocatingArray(np.zeros(shape, dtype))
+
+
+class AllocatingArray(DeviceArray):
+    """One of a library with the array API standard."""
+
+    def __array_namespace__(self) -> type[Namespace]:
+        """Returns what allocates."""
+        return Namespace
+
+
+def arrays_of(case: Case, kind: type[DeviceArray]) -> dict[str, Any]:
+    """The tensors of a case's step as arrays of another library."""
+    tensors = {n: t for n, t in vars(step_of(case)).items() if isinstance(t, torch.Tensor)}
+    return {name: kind(tensor.numpy()) for name, tensor in tensors.items()}

@@ -41,7 +41,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--library", type=Path, help="a built library, instead of building one")
+    parser.add_argument(
+        "--library", type=Path, dest="built", help="a built library, instead of building one"
+    )
     parser.add_argument("--output", type=Path, help="where the document goes")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on the emulator")
     parser.add_argument("--small", action="store_true", help="a few tiny shapes alone")
@@ -63,7 +65,7 @@ class Check:
         from gpu_check_device import Device
         from gpu_check_report import document_head, file_name
 
-        self.options, self.console, self.library = options, console, library
+        self.options, self.console, self.built = options, console, library
         self.device = Device()
         if options.dry_run and not self.device.is_emulated:
             raise CheckError(f"--dry-run needs an emulated library, and {library} is none")
@@ -124,7 +126,7 @@ class Check:
             return {"skipped": "the emulator checks memory and races by itself"}
         folder = ROOT / "build" / "gpu_check"
         limit = self.options.sanitizer_limit
-        return sanitize(Path(__file__).resolve(), self.library, limit, folder)
+        return sanitize(Path(__file__).resolve(), self.built, limit, folder)
 
     def timing(self) -> dict[str, Any]:
         """Times the grid."""
@@ -190,10 +192,10 @@ class Check:
 
 def find_library(options: argparse.Namespace) -> Path:
     """Returns the library that is asked for, or builds the one for this GPU."""
-    if options.library is not None:
-        if not options.library.is_file():
-            raise CheckError(f"there is no library at {options.library}")
-        return Path(options.library).resolve()
+    if options.built is not None:
+        if not options.built.is_file():
+            raise CheckError(f"there is no library at {options.built}")
+        return Path(options.built).resolve()
     if options.dry_run:
         raise CheckError("--dry-run needs --library .../liblean_attention_emulated.so")
     try:
