@@ -25,16 +25,10 @@ GqaNode::GqaNode(const Ort::ConstKernelInfo& info, const TensorTypes& types)
   }
 }
 
-bool GqaNode::NeedsStock(const GqaInputs& inputs) const {
-  return attributes_.always_stock || inputs.Has(kQNormWeight) || inputs.Has(kKNormWeight) ||
-         inputs.Has(kQuerySeqlens);
-}
-
 void GqaNode::RequireStock(const char* calls) const {
   if (stock_) return;
   Fail(ORT_NOT_IMPLEMENTED, attributes_.node, ": ", kOpName, " leaves to ", kStockDomain, ".",
-       kStockOpName,
-       " calls with query_seqlens, q_norm_weight, k_norm_weight or schedule = stock, ", calls,
+       kStockOpName, " calls with schedule = stock, and ", calls,
        ", but this ONNX Runtime has none for ", NameOf(types_.element), " with ",
        NameOf(types_.cache), " caches: ", why_no_stock_);
 }
