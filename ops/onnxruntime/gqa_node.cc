@@ -37,8 +37,14 @@ GqaOutputs GqaNode::AllocateOutputs(const Ort::KernelContext& context,
                                     const CallShape& shape) const {
   const Shape attention = shape.OutputShape(attributes_);
   const Shape present = shape.PresentShape(attributes_);
-  return {context.GetOutput(kAttention, attention), context.GetOutput(kPresentKey, present),
-          context.GetOutput(kPresentValue, present)};
+  GqaOutputs outputs = {context.GetOutput(kAttention, attention),
+                        context.GetOutput(kPresentKey, present),
+                        context.GetOutput(kPresentValue, present)};
+  // Bound by the caller.
+  Require(outputs.present_key.GetTensorMutableRawData() !=
+              outputs.present_value.GetTensorMutableRawData(),
+          attributes_.node, ": outputs present_key and present_value are one buffer; bind one each");
+  return outputs;
 }
 
 void GqaNode::RunStock(OrtKernelContext* context, const GqaOutputs& outputs) const {
