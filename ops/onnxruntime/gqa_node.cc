@@ -43,7 +43,8 @@ GqaOutputs GqaNode::AllocateOutputs(const Ort::KernelContext& context,
   // Bound by the caller.
   Require(outputs.present_key.GetTensorMutableRawData() !=
               outputs.present_value.GetTensorMutableRawData(),
-          attributes_.node, ": outputs present_key and present_value are one buffer; bind one each");
+          attributes_.node,
+          ": outputs present_key and present_value are one buffer; bind one each");
   return outputs;
 }
 
