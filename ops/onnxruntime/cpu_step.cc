@@ -71,7 +71,8 @@ std::vector<int64_t> ReadPositions(const GqaInputs& inputs, const Problem& probl
       // Of a first prompt's the operator knows the first alone.
       if (shape.is_first_prompt() && !inputs.Has(kQuerySeqlens)) position = ids[0] + s;
       Require(position >= 0 && position < rows, inputs.attributes().node,
-              ": input position_ids asks for position ", position, "; cos_cache has ", rows);
+              ": input position_ids holds ", position, "; it must be between 0 and ", rows - 1,
+              ", since cos_cache has ", rows, " rows");
     }
   }
   return positions;
@@ -80,8 +81,8 @@ std::vector<int64_t> ReadPositions(const GqaInputs& inputs, const Problem& probl
 void CheckBiasCovers(const GqaInputs& inputs, int32_t longest) {
   const int64_t total = inputs.shape().total_sequence_length;
   Require(!inputs.Has(kAttentionBias) || longest < total, inputs.attributes().node,
-          ": input seqlens_k holds ", longest,
-          ", but attention_bias covers only total_sequence_length = ", total, " keys");
+          ": input seqlens_k holds ", longest, "; it must be at most ", total - 1,
+          ", since attention_bias covers total_sequence_length = ", total, " keys");
 }
 
 }  // namespace

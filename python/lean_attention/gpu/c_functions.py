@@ -149,7 +149,18 @@ def fill(structure: Structure, **values: Any) -> Structure:
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(get_library_path()))
+    path = get_library_path()
+    try:
+        return _declare(ctypes.CDLL(str(path)))
+    except OSError as error:
+        raise LeanAttentionError(f"{path} does not load: {error}") from error
+    except AttributeError as error:
+        raise LeanAttentionError(
+            f"{path} is of another version than this package: {error}"
+        ) from error
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     message = (ctypes.c_char_p, ctypes.c_int64)
     library.lean_attention_gpu_backend.restype = ctypes.c_char_p
     library.lean_attention_gpu_make_plan.restype = ctypes.c_int32
@@ -175,7 +186,11 @@ def _library() -> ctypes.CDLL:
 
 @cache
 def backend() -> str | None:
-    """Returns "CUDA" or "ROCm"; None: the library was built without GPU kernels."""
+    """Returns "CUDA" or "ROCm"; None: the library was built without GPU kernels.
+
+    Raises:
+        LeanAttentionError: There is no library, or it does not load.
+    """
     name: bytes | None = _library().lean_attention_gpu_backend()
     return name.decode() if name else None
 
