@@ -83,7 +83,6 @@ def test_keys_and_values_in_one_buffer_are_refused_before_they_are_written(token
         seqlens_k=[11],
         capacity=12,
         tokens=tokens,
-        prompt=tokens > 1,
         poison=False,
     )
     session = case.node.session(case.feeds)

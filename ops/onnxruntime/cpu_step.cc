@@ -15,15 +15,17 @@ void CheckLengths(const GqaInputs& inputs, const std::vector<int32_t>& seqlens_k
   const CallShape& shape = inputs.shape();
   // A past that is not the present buffer itself holds no row past its own end. A first prompt has
   // none; of it the rows on the right may be padding.
-  const int64_t most = shape.is_first_prompt()
-                           ? shape.sequence_length
-                           : std::min(shape.present_rows, shape.past_rows + shape.new_rows);
+  const bool is_first = shape.is_first_prompt();
+  const int64_t least = is_first ? 1 : shape.sequence_length;
+  const int64_t most = is_first ? shape.sequence_length
+                                : std::min(shape.present_rows, shape.past_rows + shape.new_rows);
   for (size_t b = 0; b < seqlens_k.size(); ++b) {
     const int64_t keys = int64_t{seqlens_k[b]} + 1;
-    Require(keys >= 1 && keys <= most, inputs.attributes().node, ": input seqlens_k[", b, "] is ",
-            seqlens_k[b], "; it must be between 0 and ", most - 1, ", since ",
-            shape.is_first_prompt() ? 0 : shape.past_rows, " rows of past, ", shape.new_rows,
-            " new ones and ", shape.present_rows, " of present_key are there");
+    Require(keys >= least && keys <= most, inputs.attributes().node, ": input seqlens_k[", b,
+            "] is ", seqlens_k[b], "; it must be between ", least - 1, " and ", most - 1,
+            ", since ", is_first ? 0 : shape.past_rows, " rows of past, ", shape.new_rows,
+            " new ones and ", shape.present_rows, " of present_key are there for ",
+            shape.sequence_length, " query tokens");
   }
 }
 
