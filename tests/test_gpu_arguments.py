@@ -14,6 +14,9 @@ from gpu_step import AllocatingArray, DeviceArray, Namespace, arrays_of, ragged_
 from lean_attention import gpu
 from lean_attention.errors import LeanAttentionError
 
+# PyTorch warns once of what is refused here.
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+
 HALF = np.zeros((3, 1, 4, 64), np.float16)
 
 
@@ -124,10 +127,10 @@ JUNK: dict[str, Any] = {
     "a stride alone": claims(strides=2),
 }
 # What of the junk is right somewhere.
-RIGHT = {"scale": {"no dimensions"}, "softcap": {"no dimensions"}}
+NUMBERS = ("scale", "softcap", "q_norm_epsilon", "k_norm_epsilon")
+RIGHT = dict.fromkeys(NUMBERS, {"no dimensions"})
 
 
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("name", [field.name for field in fields(gpu.Step)])
 @pytest.mark.parametrize("junk", JUNK)
 def test_fields_of_a_step_are_refused_by_name(step: gpu.Step, name: str, junk: str) -> None:
