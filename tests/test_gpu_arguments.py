@@ -128,7 +128,7 @@ JUNK: dict[str, Any] = {
 }
 # What of the junk is right somewhere.
 NUMBERS = ("scale", "softcap", "q_norm_epsilon", "k_norm_epsilon")
-RIGHT = dict.fromkeys(NUMBERS, {"no dimensions"})
+RIGHT = {name: {"no dimensions"} for name in NUMBERS}
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(gpu.Step)])
