@@ -16,6 +16,7 @@ from rewrite_changes import (
     attention_of,
     connect,
     graphs,
+    retype,
     rewritten,
     set_attribute,
 )
@@ -194,15 +195,6 @@ def test_supported_feature_is_replaced(change, tmp_path):
     assert len(result.replaced) == 1
 
 
-def retype(made: onnx.ModelProto, old: int, new: int) -> onnx.ModelProto:
-    for value in (*made.graph.input, *made.graph.output):
-        if value.type.tensor_type.elem_type == old:
-            value.type.tensor_type.elem_type = new
-    for weight in made.graph.initializer:
-        weight.data_type = new
-    return made
-
-
 def test_model_without_a_replaceable_node_is_refused_with_the_reasons(tmp_path):
     made = retype(models.decoder(dtype="float16"), TensorProto.FLOAT16, TensorProto.DOUBLE)
     set_attribute(causal=0)(attention_of(made, 1))
@@ -309,10 +301,11 @@ def test_model_without_attention_says_what_it_holds(tmp_path):
         rewritten(made, tmp_path)
 
 
-def test_rewritten_model_is_refused_in_one_line(tmp_path):
+def test_rewriting_a_rewritten_model_does_nothing_and_says_so(tmp_path):
     rewritten(models.decoder(), tmp_path)
-    with pytest.raises(LeanAttentionError, match="is already rewritten: 2 of its nodes"):
-        rewrite(tmp_path / "rewritten.onnx", tmp_path / "again.onnx")
+    result = rewrite(tmp_path / "rewritten.onnx", tmp_path / "again.onnx")
+    assert result.unchanged == "is already rewritten: 2 of its nodes are LeanAttention's"
+    assert "nothing was written" in str(result)
     assert not (tmp_path / "again.onnx").exists()
 
 

@@ -7,9 +7,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from lean_attention.rewrite import SCHEDULES
+from lean_attention.commands.rewrite_report import print_result
+from lean_attention.rewrite import SCHEDULES, VerificationError
 from lean_attention.rewrite import rewrite as rewrite_model
-from lean_attention.rewrite.report import by_reason
 
 __all__ = ["rewrite"]
 
@@ -24,14 +24,21 @@ def rewrite(
     schedule: Annotated[
         str, typer.Option(help=f"How the operator cuts its work: {', '.join(SCHEDULES)}.")
     ] = "auto",
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Run both models on random inputs, and write nothing where they differ.",
+        ),
+    ] = True,
 ) -> None:
     """Replace a model's attention by LeanAttention's; the weights are shared, not stored twice."""
-    result = rewrite_model(source, destination, schedule=schedule)
     console = Console(soft_wrap=True, highlight=False)
-    mark = ("✓", "bold green") if not result.left else ("!", "bold yellow")
-    console.print(Text.assemble(mark, " ", result.headline))
-    for reason, nodes in by_reason(result.left).items():
-        console.print(Text.assemble(("  left stock", "yellow"), f", because {reason}:"))
-        for node in nodes:
-            console.print(Text(f"    {node}"))
-    console.print(Text.assemble("  wrote ", (str(result.destination), "bold")))
+    try:
+        result = rewrite_model(source, destination, schedule=schedule, verify=verify)
+    except VerificationError as error:
+        print_result(console, error.result)
+        raise
+    print_result(console, result)
+    if not result.unchanged:
+        console.print(Text.assemble("  wrote ", (str(result.destination), "bold")))

@@ -14,6 +14,8 @@ from lean_attention.rewrite.files import (
     staging_folder,
 )
 from lean_attention.rewrite.model_file import ModelFile, check_location
+from lean_attention.rewrite.options import Options
+from lean_attention.rewrite.outcome import check, unchanged
 from lean_attention.rewrite.report import RewriteResult
 
 __all__ = ["GENAI_CONFIG", "rewrite_folder"]
@@ -23,16 +25,16 @@ GENAI_CONFIG = "genai_config.json"
 LINK_FROM_BYTES = 16 << 20
 
 
-def rewrite_folder(source: Path, destination: Path, *, schedule: str) -> RewriteResult:
+def rewrite_folder(source: Path, destination: Path, options: Options) -> RewriteResult:
     """Rewrites the decoder of a model folder and makes the folder load the operator library.
 
     onnxruntime-genai accepts a library only by its bare name and inside the model folder, so the
-    library is copied in.
+    library is copied in; a folder that is restored has neither any more.
 
     Args:
         source: The model folder, an absolute path.
         destination: The folder to write, an absolute path where nothing is yet.
-        schedule: The operator's ``schedule`` attribute.
+        options: What is asked for.
 
     Raises:
         LeanAttentionError: See ``lean_attention.rewrite``.
@@ -50,10 +52,15 @@ def rewrite_folder(source: Path, destination: Path, *, schedule: str) -> Rewrite
             f"{config_path} names the model {path.name!r}, which is not there; put it back"
         )
     file = ModelFile.read(path)
-    replaced, left = file.rewrite(schedule=schedule)
-    _name_library(config_path, decoder)
+    changes = file.change(options)
+    if not changes.replaced:
+        return unchanged(source, destination, changes, options)
+    if options.restore:
+        _forget_library(decoder)
+    else:
+        _name_library(config_path, decoder)
     config_text = _config_text(config_path, config)
-    library = get_library_path()
+    library = None if options.restore else get_library_path()
 
     data = {file.path.parent / location for location in file.data_locations()}
     rewritten = {file.path, config_path, source / LIBRARY_NAME}
@@ -71,11 +78,14 @@ def rewrite_folder(source: Path, destination: Path, *, schedule: str) -> Rewrite
         shutil.copytree(source, staging, copy_function=place, dirs_exist_ok=True)
         # The copies have the modes of their sources, which may be read-only.
         make_writable(staging)
-        file.write(staging / file.path.relative_to(source))
-        shutil.copy(library, staging / LIBRARY_NAME)
+        staged = staging / file.path.relative_to(source)
+        file.write(staged)
+        if library is not None:
+            shutil.copy(library, staging / LIBRARY_NAME)
         (staging / GENAI_CONFIG).write_text(config_text, encoding="utf-8")
+        result = check(file, staged, source, destination, changes, options)
         move_folder(staging, destination)
-    return RewriteResult(source, destination, replaced, left)
+    return result
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -118,6 +128,12 @@ def _name_library(path: Path, decoder: dict[str, Any]) -> None:
             "only one"
         )
     options["custom_ops_library"] = LIBRARY_NAME
+
+
+def _forget_library(decoder: dict[str, Any]) -> None:
+    options = decoder.get("session_options")
+    if isinstance(options, dict) and options.get("custom_ops_library") == LIBRARY_NAME:
+        del options["custom_ops_library"]
 
 
 def _config_text(path: Path, config: dict[str, Any]) -> str:

@@ -11,6 +11,11 @@ import onnx_ir as ir
 from lean_attention.rewrite.gqa_node import (
     ATTRIBUTE_TYPES,
     DECIDING_ATTRIBUTES,
+    DOMAIN,
+    OP_TYPE,
+    OPSET_VERSION,
+    STOCK_DOMAIN,
+    STOCK_OP_TYPE,
     Input,
     Output,
     attribute,
@@ -23,9 +28,6 @@ from lean_attention.rewrite.value_types import ValueTypes
 
 __all__ = ["DOMAIN", "OPSET_VERSION", "OP_TYPE", "SCHEDULES", "GroupQueryAttention"]
 
-DOMAIN = "com.leanattention"
-OP_TYPE = "LeanGroupQueryAttention"
-OPSET_VERSION = 1
 SCHEDULES = ("auto", "lean", "fixed_split", "direct", "stock")
 
 SUPPORTED_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -52,12 +54,14 @@ SCALES = {"k_scale": Input.K_SCALE, "v_scale": Input.V_SCALE}
 class GroupQueryAttention:
     """The rule for ONNX Runtime's own grouped-query attention."""
 
+    name = "group-query-attention"
+
     def match(self, node: ir.Node) -> bool:
         """Whether the node is a stock GroupQueryAttention."""
-        return node.domain == "com.microsoft" and node.op_type == "GroupQueryAttention"
+        return (node.domain, node.op_type) == (STOCK_DOMAIN, STOCK_OP_TYPE)
 
     def check(self, node: ir.Node, types: ValueTypes) -> str | None:
-        """Why the node must stay stock, as a clause; None where it can be replaced."""
+        """Why the node must stay stock, and what to do about it; None where it can be replaced."""
         return (
             _check_attribute_types(node)
             or _check_attributes(node)

@@ -80,6 +80,7 @@ def _content(
 ) -> npt.NDArray[Any]:
     """The array of one input."""
     lengths, new = np.array(step.lengths), np.array(step.new)
+    content: npt.NDArray[Any]
     match feed.role:
         case Role.TOKEN_IDS:
             content = rng.integers(0, feed.bound or 1, shape)

@@ -1,7 +1,7 @@
 """What a model's inputs and outputs are to its attention, read from its graph."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -10,7 +10,14 @@ import onnx.inliner
 import onnx_ir as ir
 
 from lean_attention.errors import LeanAttentionError
-from lean_attention.rewrite.gqa_node import ATTENTION_OPS, Input, Output, number
+from lean_attention.rewrite.gqa_node import (
+    ATTENTION_OPS,
+    Input,
+    Output,
+    head_size,
+    heads,
+    number,
+)
 from lean_attention.rewrite.graph_walk import scopes
 from lean_attention.rewrite.verification.trace import ancestors, constant_rows, made_by, origin
 
@@ -131,26 +138,28 @@ def read_interface(proto: onnx.ModelProto) -> Interface:
         for index in (Input.SEQLENS_K, Input.TOTAL_SEQUENCE_LENGTH)
         for value in _input(node, index)
     )
+    sizes = {
+        origin(past): _cache_sizes(node)
+        for node in attention
+        for index in (Input.PAST_KEY, Input.PAST_VALUE)
+        for past in _input(node, index)
+    }
     feeds = []
     for value in model.graph.inputs:
         if value.const_value is not None:
             continue
         role = roles.get(value) or _role(value, value in bounds, value in counted)
-        feeds.append(_feed(value, role, bounds.get(value)))
-    tables = [
-        rows
-        for node in attention
-        for value in _input(node, Input.COS_CACHE)
-        if (rows := constant_rows(value)) is not None
-    ]
-    windows = [int(number(node, "local_window_size", -1)) for node in attention]
+        feed = _feed(value, role, bounds.get(value))
+        feeds.append(_sized(feed, sizes[value]) if value in sizes else feed)
+    tables = [constant_rows(value) for node in attention for value in _input(node, Input.COS_CACHE)]
+    windows = [number(node, "local_window_size", -1) for node in attention]
     return Interface(
         feeds=tuple(feeds),
         outputs=tuple(value.name or "" for value in model.graph.outputs),
         caches=tuple(_caches(model)),
         has_attention=bool(attention),
-        rotary_rows=min(tables, default=None),
-        window=max((window for window in windows if window > 0), default=None),
+        rotary_rows=min((rows for rows in tables if rows is not None), default=None),
+        window=max((int(window) for window in windows if window > 0), default=None),
     )
 
 
@@ -212,6 +221,26 @@ def _feed(value: ir.Value, role: Role, bound: int | None) -> Feed:
         )
     shape = tuple(size if isinstance(size, int) else size.value for size in value.shape)
     return Feed(value.name or "", role, np.dtype(dtype), shape, bound)
+
+
+def _cache_sizes(node: ir.Node) -> tuple[int, int | None]:
+    """KV heads and width of a node's cache; the width as far as the model tells it."""
+    kv_num_heads, size = heads(node)[1], head_size(node)
+    if size is not None and number(node, "kv_cache_bit_width", 0) == 4:
+        size = (size + 1) // 2
+    return kv_num_heads, size
+
+
+def _sized(feed: Feed, sizes: tuple[int, int | None]) -> Feed:
+    """A cache whose heads and width are what its node says, where it only names them."""
+    if len(feed.shape) != 4:
+        return feed
+    batch, kv_num_heads, rows, width = feed.shape
+    if not isinstance(kv_num_heads, int):
+        kv_num_heads = sizes[0]
+    if not isinstance(width, int) and sizes[1] is not None:
+        width = sizes[1]
+    return replace(feed, shape=(batch, kv_num_heads, rows, width))
 
 
 def _caches(model: ir.Model) -> Iterator[Cache]:

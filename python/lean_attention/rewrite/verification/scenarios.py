@@ -54,6 +54,14 @@ class Step:
             "heads": 1,
         }
 
+    def describe(self) -> str:
+        """The run in a few words, as ``1 new token after 40, 13, 1``."""
+        new = ", ".join(map(str, dict.fromkeys(self.new)))
+        past = [length - count for length, count in zip(self.lengths, self.new, strict=True)]
+        after = f" after {', '.join(map(str, past))}" if any(past) else ""
+        batch = f" in a batch of {len(self.new)}" if len(self.new) > 1 else ""
+        return f"{new} new token{'' if new == '1' else 's'}{after}{batch}"
+
 
 @dataclass(frozen=True)
 class Scenario:

@@ -52,18 +52,20 @@ def constant_rows(value: ir.Value) -> int | None:
     value = origin(value)
     node = value.producer()
     if value.const_value is not None:
-        shape = value.const_value.shape
-        return int(shape[0]) if shape.rank() else None
+        return _rows(value.const_value)
     if node is None:
         return None
     if node.op_type == "Constant" and "value" in node.attributes:
-        shape = node.attributes["value"].as_tensor().shape
-        return int(shape[0]) if shape.rank() else None
+        return _rows(node.attributes["value"].as_tensor())
     if node.op_type == "DequantizeLinear" and node.inputs[0] is not None:
         return constant_rows(node.inputs[0])
     index = value.index() or 0
     rows = [constant_rows(branch.outputs[index]) for branch in _branches(node)]
     return max((row for row in rows if row is not None), default=None)
+
+
+def _rows(tensor: ir.TensorProtocol) -> int | None:
+    return int(tensor.shape.numpy()[0]) if tensor.shape.rank() else None
 
 
 def _branches(node: ir.Node) -> Iterator[ir.Graph]:
