@@ -1,4 +1,4 @@
-"""``lean-attention rewrite``: put the operator into an exported model."""
+"""``lean-attention rewrite``: put the operator into an exported model, or take it out again."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,8 +7,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from lean_attention.commands.rewrite_report import print_result
-from lean_attention.rewrite import SCHEDULES, VerificationError
+from lean_attention.commands.rewrite_report import ReportFile, print_result
+from lean_attention.errors import LeanAttentionError
+from lean_attention.rewrite import RULES, SCHEDULES, VerificationError
+from lean_attention.rewrite import restore as restore_model
 from lean_attention.rewrite import rewrite as rewrite_model
 
 __all__ = ["rewrite"]
@@ -24,6 +26,16 @@ def rewrite(
     schedule: Annotated[
         str, typer.Option(help=f"How the operator cuts its work: {', '.join(SCHEDULES)}.")
     ] = "auto",
+    skip_rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A rule not to apply; may be given again. Rules: "
+            f"{', '.join(rule.name for rule in RULES)}."
+        ),
+    ] = None,
+    restore: Annotated[
+        bool, typer.Option("--restore", help="Turn a rewritten model back into a stock one.")
+    ] = False,
     verify: Annotated[
         bool,
         typer.Option(
@@ -31,14 +43,30 @@ def rewrite(
             help="Run both models on random inputs, and write nothing where they differ.",
         ),
     ] = True,
+    report: Annotated[
+        Path | None, typer.Option(help="A JSON file to write, with all that is printed.")
+    ] = None,
 ) -> None:
     """Replace a model's attention by LeanAttention's; the weights are shared, not stored twice."""
+    if restore and (schedule != "auto" or skip_rule):
+        raise LeanAttentionError(
+            "--restore takes no --schedule and no --skip-rule; it restores every node"
+        )
     console = Console(soft_wrap=True, highlight=False)
+    report_file = ReportFile(report)
     try:
-        result = rewrite_model(source, destination, schedule=schedule, verify=verify)
+        result = (
+            restore_model(source, destination, verify=verify)
+            if restore
+            else rewrite_model(
+                source, destination, schedule=schedule, skip_rules=skip_rule or (), verify=verify
+            )
+        )
     except VerificationError as error:
         print_result(console, error.result)
+        report_file.write(error.result.to_dict() | {"error": str(error)})
         raise
     print_result(console, result)
     if not result.unchanged:
         console.print(Text.assemble("  wrote ", (str(result.destination), "bold")))
+    report_file.write(result.to_dict())

@@ -13,6 +13,7 @@
 * ``model_folder.py``   a model folder of onnxruntime-genai, likewise
 * ``files.py``          links, copies, and nothing half-written
 * ``verification/``     source and result run on the same inputs and compared
+* ``inspection.py``     what a rewrite would do
 * ``outcome.py``        verified, or with the reason why not
 * ``report.py``         what was replaced, what was left, and why
 """
@@ -24,17 +25,22 @@ from pathlib import Path
 
 from lean_attention.errors import LeanAttentionError
 from lean_attention.rewrite.files import check_destination
+from lean_attention.rewrite.inspection import Inspection, inspect_model
 from lean_attention.rewrite.model_folder import rewrite_folder
 from lean_attention.rewrite.options import Options
 from lean_attention.rewrite.report import NodeReport, RewriteResult, VerificationError
+from lean_attention.rewrite.rules import RULES
 from lean_attention.rewrite.rules.group_query_attention import SCHEDULES
 from lean_attention.rewrite.single_file import rewrite_file
 
 __all__ = [
+    "RULES",
     "SCHEDULES",
+    "Inspection",
     "NodeReport",
     "RewriteResult",
     "VerificationError",
+    "inspect",
     "restore",
     "rewrite",
 ]
@@ -103,6 +109,24 @@ def restore(source: str | Path, destination: str | Path, *, verify: bool = True)
             Nothing is left behind then.
     """
     return _write(source, destination, Options(restore=True, verify=verify))
+
+
+def inspect(source: str | Path, *, skip_rules: Iterable[str] = ()) -> Inspection:
+    """Says of each attention node of a model what `rewrite` would do, and writes nothing.
+
+    Args:
+        source: A model file, or a model folder of onnxruntime-genai.
+        skip_rules: Names of rules that are not applied.
+
+    Returns:
+        Which nodes would be replaced, which would be left, and why.
+
+    Raises:
+        LeanAttentionError: The source cannot be read.
+    """
+    source = Path(source).absolute()
+    with _one_line(source):
+        return inspect_model(source, Options(skip_rules=frozenset(skip_rules)))
 
 
 def _write(source: str | Path, destination: str | Path, options: Options) -> RewriteResult:

@@ -18,7 +18,7 @@ from lean_attention.rewrite.options import Options
 from lean_attention.rewrite.outcome import check, unchanged
 from lean_attention.rewrite.report import RewriteResult
 
-__all__ = ["GENAI_CONFIG", "rewrite_folder"]
+__all__ = ["GENAI_CONFIG", "find_decoder", "rewrite_folder"]
 
 GENAI_CONFIG = "genai_config.json"
 # Smaller files are copied, so that editing one in the new folder leaves the source alone.
@@ -46,12 +46,7 @@ def rewrite_folder(source: Path, destination: Path, options: Options) -> Rewrite
         )
     config_path = source / GENAI_CONFIG
     config, decoder = _read_config(config_path)
-    path = check_location(config_path, decoder["filename"])
-    if not path.is_file():
-        raise LeanAttentionError(
-            f"{config_path} names the model {path.name!r}, which is not there; put it back"
-        )
-    file = ModelFile.read(path)
+    file = ModelFile.read(_decoder_path(config_path, decoder))
     changes = file.change(options)
     if not changes.replaced:
         return unchanged(source, destination, changes, options)
@@ -86,6 +81,26 @@ def rewrite_folder(source: Path, destination: Path, options: Options) -> Rewrite
         result = check(file, staged, source, destination, changes, options)
         move_folder(staging, destination)
     return result
+
+
+def find_decoder(source: Path) -> Path:
+    """The decoder's model file in a model folder.
+
+    Raises:
+        LeanAttentionError: The folder has no configuration, or that names no such file.
+    """
+    config_path = source / GENAI_CONFIG
+    _, decoder = _read_config(config_path)
+    return _decoder_path(config_path, decoder)
+
+
+def _decoder_path(config_path: Path, decoder: dict[str, Any]) -> Path:
+    path = check_location(config_path, decoder["filename"])
+    if not path.is_file():
+        raise LeanAttentionError(
+            f"{config_path} names the model {path.name!r}, which is not there; put it back"
+        )
+    return path
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

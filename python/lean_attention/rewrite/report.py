@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lean_attention._version import __version__
 from lean_attention.errors import LeanAttentionError
 from lean_attention.rewrite.verification.result import Verification
 
@@ -28,6 +29,17 @@ class NodeReport:
     location: str
     reason: str = ""
     rule: str = ""
+
+    def to_dict(self, outcome: str) -> dict[str, str]:
+        """The node, and what became of it, as JSON takes it."""
+        return {
+            "name": self.name,
+            "op": self.op,
+            "location": self.location,
+            "outcome": outcome,
+            "rule": self.rule,
+            "reason": self.reason,
+        }
 
     def __str__(self) -> str:
         """The name, and the location of a node outside the main graph."""
@@ -70,6 +82,14 @@ class RewriteResult(Changes):
     verification: Verification | None = None
 
     @property
+    def operators(self) -> dict[str, dict[str, int]]:
+        """Nodes of each operator ``before`` and ``after``, the most frequent operator first."""
+        ops = {*self.before, *self.after}
+        counts = {op: (self.before.get(op, 0), self.after.get(op, 0)) for op in ops}
+        order = sorted(ops, key=lambda op: (-max(counts[op]), op))
+        return {op: dict(zip(("before", "after"), counts[op], strict=True)) for op in order}
+
+    @property
     def headline(self) -> str:
         """How many nodes of each operator were replaced, on one line."""
         if self.unchanged:
@@ -81,6 +101,21 @@ class RewriteResult(Changes):
             done = sum(node.op == op for node in self.replaced)
             counts.append(f"{done} of {total} {op.split('::')[-1]} nodes {self.done}")
         return ", ".join(counts)
+
+    def to_dict(self) -> dict[str, object]:
+        """Everything, as JSON takes it."""
+        return {
+            "lean_attention": __version__,
+            "source": str(self.source),
+            "destination": str(self.destination),
+            "unchanged": self.unchanged,
+            "operators": self.operators,
+            "nodes": [
+                *(node.to_dict(self.done) for node in self.replaced),
+                *(node.to_dict("left") for node in self.left),
+            ],
+            "verification": None if self.verification is None else self.verification.to_dict(),
+        }
 
     def __str__(self) -> str:
         """The headline, a paragraph for each reason to leave nodes, and the verification."""

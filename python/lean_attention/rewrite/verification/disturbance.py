@@ -31,13 +31,13 @@ TINY = 1e-30
 def disturb(proto: onnx.ModelProto, ops: Collection[str]) -> onnx.ModelProto:
     """A copy of a model in which attention errs as another implementation of it may.
 
-    An output of attention is a sum of values by weights exp(q·k). Two right implementations add
-    up each q·k, of ``head_size`` products, in different orders; the sum of n roundings grows as
-    sqrt(n) u, where u is the unit roundoff (Higham and Mary, 2019, doi 10.1137/18M1226312). The
-    weights' exponentials and the sum over the values add a rounding each, and where numbers are
-    of 16 bits u is theirs, since rotated queries, keys and outputs are rounded to them. So
+    An output of attention is a sum of values by weights exp(q·k). Rotated queries and keys, the
+    weights and the output may each be rounded to the numbers' type, of unit roundoff u. Sums are
+    of float32, and two right implementations add up each q·k, of ``head_size`` products, in
+    different orders: the sum of n roundings grows as sqrt(n) (Higham and Mary, 2019, doi
+    10.1137/18M1226312). So, with v float32's unit roundoff,
 
-        out' = out + (2 + sqrt(head_size)) u max|out| r,    r in [-1, 1],
+        out' = out + (4 u + sqrt(head_size) v) max|out| r,    r in [-1, 1],
 
     with the maximum of a token's row, and r as good as random: what follows the point in
     out / max|out| times the input ``DRAW``. (ONNX Runtime lacks the newest random operators.)
@@ -59,11 +59,10 @@ def disturb(proto: onnx.ModelProto, ops: Collection[str]) -> onnx.ModelProto:
     ]
     for index, (scope, node) in enumerate(nodes):
         dtype = types.common([node.outputs[0], input_of(node, Input.QUERY)]) or ir.DataType.FLOAT
-        roundings = 2 + math.sqrt(head_size(node) or DEFAULT_HEAD_SIZE)
+        sums = math.sqrt(head_size(node) or DEFAULT_HEAD_SIZE)
+        error = 4 * unit_roundoff(dtype.numpy()) + sums * unit_roundoff(np.dtype(np.float32))
         new = _NewNodes(f"lean_attention/disturbed{index}")
-        result = new.erring(
-            node.outputs[0], draw, roundings * unit_roundoff(dtype.numpy()), version
-        )
+        result = new.erring(node.outputs[0], draw, error, version)
         _put_behind(scope, node, new, new.add("Cast", [result], to=dtype))
     return ir.to_proto(model)
 

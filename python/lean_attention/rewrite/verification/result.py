@@ -1,7 +1,8 @@
 """What a verification found, output by output."""
 
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 __all__ = ["OutputCheck", "Verification"]
 
@@ -45,6 +46,14 @@ class OutputCheck:
             return 0.0
         return self.difference / self.tolerance if self.tolerance else float("inf")
 
+    def to_dict(self) -> dict[str, object]:
+        """The check as JSON takes it; an infinite difference is a text."""
+        infinite = math.isinf(self.difference)
+        return asdict(self) | {
+            "passed": self.passed,
+            "difference": "infinite" if infinite else self.difference,
+        }
+
     def __str__(self) -> str:
         """One line: mark, name, largest difference, tolerance."""
         mark = "✓" if self.passed else "x"
@@ -78,6 +87,15 @@ class Verification:
     def failed(self) -> tuple[OutputCheck, ...]:
         """The outputs that were not close."""
         return tuple(output for output in self.outputs if not output.passed)
+
+    def to_dict(self) -> dict[str, object]:
+        """Everything, as JSON takes it."""
+        return {
+            "passed": self.passed,
+            "obstacle": self.obstacle,
+            "runs": self.runs,
+            "outputs": [output.to_dict() for output in self.outputs],
+        }
 
     def __str__(self) -> str:
         """Why nothing was compared, or a line per output."""

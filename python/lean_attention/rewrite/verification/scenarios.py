@@ -110,7 +110,9 @@ def scenarios(interface: Interface, *, ragged: bool) -> list[list[Step]]:
     """
     fixed = _fixed_sizes(interface)
     context = _longest(interface, fixed)
-    far = min(context, max(LONG_CONTEXT, (interface.window or 0) + 20)) - 1
+    past_window = (interface.window or 0) + 20
+    # A window wider than all that can be tried changes nothing.
+    far = min(context, max(LONG_CONTEXT, past_window if past_window <= context else 0)) - 1
     third = max(_longest(interface, fixed, batch=3) - 1, 0)
     pasts = (min(far, third), min(far, third) // 3, min(1, third))
     wanted = [
