@@ -18,7 +18,11 @@ __all__ = ["rewrite"]
 
 def rewrite(
     source: Annotated[
-        Path, typer.Argument(help="A model file, or a model folder of onnxruntime-genai.")
+        str,
+        typer.Argument(
+            help="A model file, a model folder of onnxruntime-genai, or one on the Hugging Face "
+            "Hub: org/name, org/name/sub/folder, either with @revision."
+        ),
     ],
     destination: Annotated[
         Path, typer.Argument(help="The file or folder to write; nothing may be there yet.")
@@ -43,14 +47,16 @@ def rewrite(
             help="Run both models on random inputs, and write nothing where they differ.",
         ),
     ] = True,
+    subfolder: Annotated[str, typer.Option(help="A folder within the source.")] = "",
     report: Annotated[
         Path | None, typer.Option(help="A JSON file to write, with all that is printed.")
     ] = None,
 ) -> None:
     """Replace a model's attention by LeanAttention's; the weights are shared, not stored twice."""
-    if restore and (schedule != "auto" or skip_rule):
+    if restore and (schedule != "auto" or skip_rule or subfolder):
         raise LeanAttentionError(
-            "--restore takes no --schedule and no --skip-rule; it restores every node"
+            "--restore takes no --schedule, --skip-rule or --subfolder; it restores every node of "
+            "a local model"
         )
     console = Console(soft_wrap=True, highlight=False)
     report_file = ReportFile(report)
@@ -59,7 +65,12 @@ def rewrite(
             restore_model(source, destination, verify=verify)
             if restore
             else rewrite_model(
-                source, destination, schedule=schedule, skip_rules=skip_rule or (), verify=verify
+                source,
+                destination,
+                schedule=schedule,
+                skip_rules=skip_rule or (),
+                verify=verify,
+                subfolder=subfolder,
             )
         )
     except VerificationError as error:

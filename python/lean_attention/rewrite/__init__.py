@@ -13,6 +13,7 @@
 * ``model_folder.py``   a model folder of onnxruntime-genai, likewise
 * ``files.py``          links, copies, and nothing half-written
 * ``verification/``     source and result run on the same inputs and compared
+* ``hub.py``            models of the Hugging Face Hub as sources
 * ``inspection.py``     what a rewrite would do
 * ``outcome.py``        verified, or with the reason why not
 * ``report.py``         what was replaced, what was left, and why
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from lean_attention.errors import LeanAttentionError
 from lean_attention.rewrite.files import check_destination
+from lean_attention.rewrite.hub import find_source
 from lean_attention.rewrite.inspection import Inspection, inspect_model
 from lean_attention.rewrite.model_folder import rewrite_folder
 from lean_attention.rewrite.options import Options
@@ -53,6 +55,7 @@ def rewrite(
     schedule: str = "auto",
     skip_rules: Iterable[str] = (),
     verify: bool = True,
+    subfolder: str = "",
 ) -> RewriteResult:
     """Writes a copy of a model whose attention nodes are LeanAttention's.
 
@@ -68,7 +71,9 @@ def rewrite(
     the result says why and the model is written.
 
     Args:
-        source: A model file, or a model folder of onnxruntime-genai.
+        source: A model file, or a model folder of onnxruntime-genai; or, where nothing is at that
+            path, a model on the Hugging Face Hub as ``org/name``, ``org/name/sub/folder`` or one
+            of these with ``@revision``, of which what is needed is downloaded.
         destination: The file or the folder to write; nothing may be there yet. A folder also
             receives the operator library and names it in ``genai_config.json``, so that
             onnxruntime-genai runs it as it is.
@@ -76,6 +81,7 @@ def rewrite(
             or ``stock``.
         skip_rules: Names of rules that are not applied.
         verify: Whether the models are compared.
+        subfolder: A folder within the source.
 
     Returns:
         Which nodes were replaced, which were left, and why. Of a model that is rewritten already
@@ -87,7 +93,7 @@ def rewrite(
             are missing, or the destination cannot be written. Nothing is left behind then.
     """
     options = Options(schedule=schedule, skip_rules=frozenset(skip_rules), verify=verify)
-    return _write(source, destination, options)
+    return _write(find_source(source, subfolder), destination, options)
 
 
 def restore(source: str | Path, destination: str | Path, *, verify: bool = True) -> RewriteResult:
@@ -111,12 +117,15 @@ def restore(source: str | Path, destination: str | Path, *, verify: bool = True)
     return _write(source, destination, Options(restore=True, verify=verify))
 
 
-def inspect(source: str | Path, *, skip_rules: Iterable[str] = ()) -> Inspection:
+def inspect(
+    source: str | Path, *, skip_rules: Iterable[str] = (), subfolder: str = ""
+) -> Inspection:
     """Says of each attention node of a model what `rewrite` would do, and writes nothing.
 
     Args:
-        source: A model file, or a model folder of onnxruntime-genai.
+        source: As that of `rewrite`.
         skip_rules: Names of rules that are not applied.
+        subfolder: A folder within the source.
 
     Returns:
         Which nodes would be replaced, which would be left, and why.
@@ -124,7 +133,7 @@ def inspect(source: str | Path, *, skip_rules: Iterable[str] = ()) -> Inspection
     Raises:
         LeanAttentionError: The source cannot be read.
     """
-    source = Path(source).absolute()
+    source = find_source(source, subfolder)
     with _one_line(source):
         return inspect_model(source, Options(skip_rules=frozenset(skip_rules)))
 

@@ -16,7 +16,7 @@ from lean_attention.rewrite.proto_check import check_proto
 from lean_attention.rewrite.report import Changes
 from lean_attention.rewrite.restore import restore_nodes
 
-__all__ = ["ModelFile", "check_location"]
+__all__ = ["ModelFile", "check_location", "external_locations", "read_proto"]
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,7 @@ class ModelFile:
             LeanAttentionError: The file is not an ONNX model or not one that can be kept whole,
                 or a data file is missing, too short, or outside the model's folder.
         """
-        proto = onnx.ModelProto()
-        try:
-            proto.ParseFromString(path.read_bytes())
-        except DecodeError as error:
-            raise LeanAttentionError(
-                f"{path} is not an ONNX model ({error}); export or download it again"
-            ) from error
-        if not proto.ir_version or not proto.graph.node:
-            raise LeanAttentionError(
-                f"{path} is not an ONNX model (it holds no graph); export or download it again"
-            )
+        proto = read_proto(path)
         if proto.training_info or proto.graph.sparse_initializer:
             raise LeanAttentionError(
                 f"{path} holds training information or sparse initializers, which a rewrite would "
@@ -119,6 +109,36 @@ class ModelFile:
                     f"{path} is cut short: {size} bytes, and {self.path.name} needs {end}; "
                     "export or download it again"
                 )
+
+
+def read_proto(path: Path) -> onnx.ModelProto:
+    """Reads the structure of a model file.
+
+    Raises:
+        LeanAttentionError: The file is not an ONNX model.
+    """
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(path.read_bytes())
+    except DecodeError as error:
+        raise LeanAttentionError(
+            f"{path} is not an ONNX model ({error}); export or download it again"
+        ) from error
+    if not proto.ir_version or not proto.graph.node:
+        raise LeanAttentionError(
+            f"{path} is not an ONNX model (it holds no graph); export or download it again"
+        )
+    return proto
+
+
+def external_locations(proto: onnx.ModelProto) -> set[str]:
+    """The data files that a model's weights are in, relative to the model's folder."""
+    return {
+        entry.value
+        for tensor in proto.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
 
 
 def check_location(referrer: Path, location: str) -> Path:

@@ -16,6 +16,7 @@ from rich.progress import Progress
 from lean_attention.errors import LeanAttentionError
 from lean_attention.rewrite.files import link_or_copy
 from lean_attention.rewrite.gqa_node import DOMAIN
+from lean_attention.rewrite.model_file import external_locations
 from lean_attention.rewrite.report import NodeReport
 from lean_attention.rewrite.verification.comparison import (
     difference,
@@ -222,13 +223,9 @@ def _bits(model: onnx.ModelProto) -> int:
 
 def _lacks_memory(staged: Path, model: onnx.ModelProto) -> str:
     """Why a model is too large to be run; empty where it is not, or where nobody knows."""
-    locations = {
-        entry.value
-        for tensor in model.graph.initializer
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-    needed = sum((staged.parent / location).stat().st_size for location in locations)
+    needed = sum(
+        (staged.parent / location).stat().st_size for location in external_locations(model)
+    )
     memory = Path("/proc/meminfo")
     if not memory.is_file():
         return ""
