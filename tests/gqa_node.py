@@ -347,7 +347,7 @@ def needs_stock(major: int, minor: int) -> pytest.MarkDecorator:
     )
 
 
-def _unit_roundoff(dtype: np.dtype[Any]) -> float:
+def unit_roundoff(dtype: np.dtype[Any]) -> float:
     return {np.dtype(np.float32): 2.0**-24, np.dtype(np.float16): 2.0**-11, BFLOAT16: 2.0**-8}[
         dtype
     ]
@@ -376,7 +376,7 @@ def _assert_close(
     a rounding more or less. Rows of padding need only be finite.
     """
     step, dtype = case.step, case.feeds["query"].dtype
-    unit = _unit_roundoff(dtype)
+    unit = unit_roundoff(dtype)
     arithmetic = 2e-6 if step.bias is None else 4e-6
     moved = 4 * unit if step.cos is not None and dtype.itemsize == 2 else 0
     valid = np.arange(found.shape[1]) < step.lengths[:, None]
@@ -404,7 +404,7 @@ def assert_matches_reference(
     expected = attention(step)
     assert results[0].dtype == dtype
     _assert_close(results[0], expected.output, case, errors=1, rounds_weights=rounds_weights)
-    rounding = 0 if step.key_format.bits else 2 * _unit_roundoff(dtype)
+    rounding = 0 if step.key_format.bits else 2 * unit_roundoff(dtype)
     for present, wanted in zip(
         results[1:], (expected.present_key, expected.present_value), strict=True
     ):
@@ -436,7 +436,7 @@ def assert_matches_others(
         assert found.dtype == wanted.dtype
         assert found.shape == wanted.shape
         is_rotated = wanted is presents[0] and case.step.cos is not None
-        rounding = 2 * _unit_roundoff(output.dtype)
+        rounding = 2 * unit_roundoff(output.dtype)
         for b, length in enumerate(case.step.lengths):
             rows = slice(length if case.step.is_prompt else None)
             if is_rotated and not case.step.key_format.bits:

@@ -1,0 +1,138 @@
+"""Where ours and the stock operator of a CPU differ on purpose; every other difference is a fault.
+
+Of each row a test sees that it is needed.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fuzz.call import Call
+
+Applies = Callable[[Call], bool]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Calls that one of the two operators accepts."""
+
+    why: str
+    applies: Applies
+    change: Callable[[Call], Call]  # Makes an example out of a call that both accept.
+
+
+def _has(name: str, is_refused: Callable[[float], bool], default: float) -> Applies:
+    return lambda call: is_refused(call.attribute(name, default))
+
+
+def _set(name: str, value: object) -> Callable[[Call], Call]:
+    return lambda call: call.with_attributes(**{name: value})
+
+
+# What stock computes and ours refuses: by name, since it is not implemented, or since stock takes
+# an absurd number for one that makes sense.
+ONLY_STOCK = [
+    Difference("causal = 0", _has("causal", lambda x: x != 1, 1), _set("causal", 0)),
+    Difference(
+        "caches of the window's size",
+        _has("sliding_window_cache", lambda x: x == 1, 0),
+        lambda call: call.with_attributes(sliding_window_cache=1, local_window_size=4),
+    ),
+    Difference(
+        "a scale that is not finite",
+        _has("scale", lambda x: not math.isfinite(x), 0),
+        _set("scale", math.nan),
+    ),
+    Difference(
+        "a softcap below 0 or not finite",
+        _has("softcap", lambda x: not (math.isfinite(x) and x >= 0), 0),
+        _set("softcap", -1.0),
+    ),
+    Difference(
+        "a window that is neither -1 nor from 1 to 2^31 - 1",
+        _has("local_window_size", lambda x: x != -1 and not 1 <= x < 2**31, -1),
+        _set("local_window_size", 2**32 + 4),
+    ),
+    Difference(
+        "of a first prompt a length past its tokens, whose rows nobody wrote",
+        lambda call: call.is_prompt and bool((call.lengths > call.tokens).any()),
+        lambda call: call.with_feeds(
+            total_sequence_length=np.array(call.tokens, np.int32),
+            seqlens_k=np.array([call.tokens], np.int32),
+        ),
+    ),
+]
+
+def _with_head_size(call: Call, size: int) -> Call:
+    return call.with_feeds(
+        **{
+            name: array[..., : size * array.shape[-1] // call.head_size]
+            for name, array in call.feeds.items()
+            if name in ("query", "key", "value", "past_key", "past_value")
+        }
+    )
+
+
+def _with_tables(call: Call, half: int) -> Call:
+    table = np.ones((16, half), call.dtype)
+    return call.with_feeds(cos_cache=table, sin_cache=table).with_attributes(do_rotary=1)
+
+
+# What ours computes and the stock operator refuses.
+ONLY_OURS = [
+    Difference(
+        "head sizes that are no multiple of 8",
+        lambda call: call.head_size % 8 != 0,
+        lambda call: _with_head_size(call, 5),
+    ),
+    Difference(
+        "rotary where the head size is no multiple of 16",
+        lambda call: call.attribute("do_rotary", 0) == 1 and call.head_size % 16 != 0,
+        lambda call: _with_tables(_with_head_size(call, 8), 4),
+    ),
+    Difference(
+        "rotary tables whose width is no multiple of 8",
+        lambda call: call.attribute("do_rotary", 0) == 1
+        and call.feeds["cos_cache"].shape[-1] % 8 != 0,
+        lambda call: _with_tables(call, 3),
+    ),
+    Difference(
+        "bfloat16",
+        lambda call: call.dtype.name == "bfloat16",
+        lambda call: call.with_feeds(
+            **{
+                name: array.astype("bfloat16")
+                for name, array in call.feeds.items()
+                if array.dtype == np.float32
+            }
+        ),
+    ),
+]
+# Arithmetic of the stock operator that ends the process; it is never run on these.
+KILLS_STOCK: list[tuple[str, Applies]] = [
+    ("an empty batch", lambda call: call.feeds["query"].shape[0] == 0),
+]
+
+
+def is_deliberate(call: Call, *, by_stock: bool) -> bool:
+    """Says whether a call may be accepted by one of the two alone.
+
+    Args:
+        call: What was run, in any state.
+        by_stock: Whether that is the stock operator.
+    """
+    return any(_applies(row.applies, call) for row in (ONLY_STOCK if by_stock else ONLY_OURS))
+
+
+def kills_stock(call: Call) -> bool:
+    """Says whether the stock operator may not be run on a call."""
+    return any(_applies(applies, call) for _, applies in KILLS_STOCK)
+
+
+def _applies(applies: Applies, call: Call) -> bool:
+    try:
+        return applies(call)
+    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        return False  # An input that the row asks about is missing or misshapen.
