@@ -1,5 +1,6 @@
 """What `lean_attention.gpu` refuses, by name; and arrays of other libraries than PyTorch."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,6 +187,47 @@ def test_a_plan_of_another_step_is_refused_and_nothing_is_written() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schedule": 7}, "the plan's schedule is 7"),
+        ({"schedule": "lean"}, "schedule is 'lean'; expected an integer"),
+        ({"schedule": None}, "schedule is None; expected an integer"),
+        ({"blocks": 0}, "the plan's blocks are 0"),
+        ({"blocks": 2**31}, "blocks is 2147483648, which is out of range"),
+        ({"amount": 2.0}, "amount is 2.0; expected an integer"),
+        ({"amount": 2**16 + 1}, "the plan's amount is 65537"),
+        ({"shares": -1}, "the plan has -1 shares"),
+        ({"state_bytes": -1}, "the plan has a workspace of -1 bytes"),
+        ({"state_bytes": 2**60}, r"no memory for uint8 \(1152921504606846976,\)"),
+        ({"state_bytes": 2**63 - 1}, "no memory for uint8"),
+        ({"state_bytes": 2**63}, "state_bytes is .*out of range"),
+        ({"counters": 0}, "the plan has a workspace of .* and 0 counters"),
+        ({"counters": 2**60}, "no memory for int32"),
+        ({"counters": "many"}, "counters is 'many'; expected an integer"),
+        ({"is_persistent": "yes"}, "is_persistent is 'yes'; expected True or False"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("library", ["torch", "others"])
+def test_plans_made_by_hand_are_refused_by_name(
+    library: str, changes: dict[str, Any], message: str
+) -> None:
+    case = ragged_case()
+    step = gpu.Step(**arrays_of(case, AllocatingArray)) if library == "others" else step_of(case)
+    right = gpu.plan(step, schedule=Schedule.LEAN, amount=4)
+    assert right.state_bytes > 0
+    with pytest.raises(LeanAttentionError, match=message):
+        gpu.decode(step, plan=replace(right, **changes))
+
+
+@pytest.mark.parametrize("name", ["step", "plan", "workspace"])
+def test_arguments_of_another_kind_are_refused(name: str) -> None:
+    arguments = {"step": step_of(ragged_case()), name: "mine"}
+    with pytest.raises(LeanAttentionError, match=f"{name} is str; expected lean_attention.gpu"):
+        gpu.decode(**arguments)
+
+
+@pytest.mark.parametrize(
     ("out", "message"),
     [
         (halves(3, 1, 4, 72), "output is .*expected"),
@@ -257,6 +299,10 @@ def test_arrays_of_other_types_and_strides_are_refused() -> None:
     for wrong in ({"typestr": "|V0"}, {"typestr": ""}, {"data": None}, {"mask": query}):
         arrays["query"] = DeviceArray(query, **wrong)
         with pytest.raises(LeanAttentionError, match="query has the type"):
+            gpu.decode(gpu.Step(**arrays))
+    for strides in ((), (2,), (512, 512, 128, 2, 2)):
+        arrays["query"] = DeviceArray(query, strides=strides)
+        with pytest.raises(LeanAttentionError, match=rf"query has {len(strides)} strides for the"):
             gpu.decode(gpu.Step(**arrays))
     arrays["query"] = DeviceArray(query, strides=(3, 3, 3, 3))
     with pytest.raises(LeanAttentionError, match="not of whole elements"):

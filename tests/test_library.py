@@ -1,6 +1,7 @@
 """The library as a file: what it exports, what it needs, and how the package finds it."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import lean_attention
 from lean_attention import gpu, kernels
+from lean_attention.commands.doctor import advise, doctor
 from lean_attention.errors import LeanAttentionError
 
 
@@ -132,6 +134,43 @@ def test_doctor_runs_the_operator() -> None:
     assert "the operator runs" in done.stdout
     assert str(kernels.cpu_target()) in done.stdout
     assert f"GPU kernels: {gpu.backend() or 'none in this library'}" in done.stdout
+
+
+CUDA = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+ROCM = ["ROCMExecutionProvider", "CPUExecutionProvider"]
+CPU = ["CPUExecutionProvider"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "providers", "backend", "messages"),
+    [
+        (["onnxruntime"], CPU, None, []),
+        (["onnxruntime-gpu"], CUDA, "CUDA", []),
+        (["onnxruntime-rocm"], ROCM, "ROCm", []),
+        (["onnxruntime"], CPU, "CUDA", [r"no CUDA.*'onnxruntime-gpu\[cuda,cudnn\]'"]),
+        (["onnxruntime"], CPU, "ROCm", ["no ROCM.*'onnxruntime-rocm==1.22"]),
+        (["onnxruntime-gpu"], CUDA, None, ["no kernels for CUDA.*LEAN_ATTENTION_CUDA=ON"]),
+        (["onnxruntime-rocm"], ROCM, None, ["no kernels for ROCm.*LEAN_ATTENTION_ROCM=ON"]),
+        (["onnxruntime-gpu"], CUDA, "ROCm", ["no ROCM", "no kernels for CUDA"]),
+        (["onnxruntime", "onnxruntime-gpu"], CUDA, "CUDA", ["onnxruntime and onnxruntime-gpu lie"]),
+    ],
+)
+def test_doctor_says_what_does_not_fit_together(
+    installed: list[str], providers: list[str], backend: str | None, messages: list[str]
+) -> None:
+    advice = advise(installed, providers, backend)
+    assert len(advice) == len(messages)
+    for line, message in zip(advice, messages, strict=True):
+        assert re.search(message, line)
+
+
+def test_doctor_prints_what_does_not_fit_together(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "backend", lambda: "CUDA")
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: CPU)
+    doctor()
+    assert "pip install 'onnxruntime-gpu[cuda,cudnn]'" in capsys.readouterr().out
 
 
 def test_import_without_onnxruntime_says_what_to_install() -> None:

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
@@ -71,6 +72,32 @@ def test_bad_inputs_are_refused_by_name(name: str, shared: bool) -> None:
         case.node.run(case.feeds | changes, shared=shared)
     assert "attention: input" in str(refusal.value)
     assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize("tokens", [1, 12], ids=["a step", "a prompt for the stock operator"])
+def test_keys_and_values_in_one_buffer_are_refused_before_they_are_written(tokens: int) -> None:
+    case = make_case(
+        num_heads=4,
+        kv_num_heads=2,
+        head_size=16,
+        seqlens_k=[11],
+        capacity=12,
+        tokens=tokens,
+        prompt=tokens > 1,
+        poison=False,
+    )
+    session = case.node.session(case.feeds)
+    binding = session.io_binding()
+    cache = onnxruntime.OrtValue.ortvalue_from_numpy(case.feeds["past_key"])
+    before = cache.numpy().copy()
+    for name, array in case.feeds.items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("output")
+    for name in ("present_key", "present_value"):
+        binding.bind_ortvalue_output(name, cache)
+    with pytest.raises(RuntimeError, match="present_key and present_value are one buffer"):
+        session.run_with_iobinding(binding)
+    assert np.array_equal(cache.numpy(), before)
 
 
 BAD_PROMPTS: dict[str, tuple[Feeds, str]] = {

@@ -15,6 +15,7 @@ import torch
 from optimum.onnxruntime import ORTModelForCausalLM
 
 import lean_attention
+from readme import run_blocks
 
 pytestmark = pytest.mark.optimum
 
@@ -31,7 +32,7 @@ def lean_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path) -> ORTModelForCausalLM:
-    """Loads a folder as its README says."""
+    """Loads a folder, rewritten or not."""
     options = onnxruntime.SessionOptions()
     lean_attention.register_custom_ops(options)
     return ORTModelForCausalLM.from_pretrained(
@@ -62,3 +63,41 @@ def test_logits_of_a_step_are_stocks_within_rounding(lean_folder: Path) -> None:
         )
     scale = logits[0].abs().max()
     assert (logits[0] - logits[1]).abs().max() < 1e-5 * scale
+
+
+def test_the_readme_gives_stocks_tokens(
+    lean_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name, folder in (("stock", STOCK), ("lean", lean_folder)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "phi3-lean").symlink_to(folder)
+        (names,) = run_blocks("optimum", tmp_path / name, monkeypatch)
+        found.append(names["answers"].tolist())
+    assert found[0] == found[1]
+    assert len(found[0][0]) == names["prompts"].input_ids.shape[1] + 16
+
+
+def test_prompts_of_one_length_get_the_tokens_they_get_alone(lean_folder: Path) -> None:
+    prompts = torch.randint(3, 300, (3, 20), generator=torch.Generator().manual_seed(3))
+    settings = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
+    model = load(lean_folder)
+    together = model.generate(prompts, **settings)
+    alone = [load(STOCK).generate(prompt[None], **settings)[0] for prompt in prompts]
+    assert together.tolist() == torch.stack(alone).tolist()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_goes_wrong_as_with_stock(lean_folder: Path, side: str) -> None:
+    prompt = torch.randint(3, 300, (1, 12), generator=torch.Generator().manual_seed(4))
+    padding = torch.full((1, 5), 300)
+    parts = [padding, prompt] if side == "left" else [prompt, padding]
+    mask = torch.cat([(part is prompt) * torch.ones_like(part) for part in parts], 1)
+    settings = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False}
+    stock, lean = (
+        load(folder).generate(torch.cat(parts, 1), attention_mask=mask, **settings)
+        for folder in (STOCK, lean_folder)
+    )
+    assert lean.tolist() == stock.tolist()
+    right = load(STOCK).generate(prompt, **settings)
+    assert lean[0, 17:].tolist() != right[0, 12:].tolist()

@@ -29,12 +29,13 @@ struct DecodeArgs {
   ElementType element_type;  // float32, float16 or bfloat16; the caches' too where not quantised
 
   const void* query;     // [B, S, N, H], query_stride elements from token to token
-  const void* key;       // [B, S, K, H], kv_stride elements from token to token
+  const void* key;       // [B, S, K, H], kv_stride elements from token to token; null: the cache
+                         // holds the step's rows already, as of layers that share one
   const void* value;     // as key
   int64_t query_stride;  // N * H, or (N + 2K) * H when packed
   int64_t kv_stride;
 
-  const void* past_key;    // [B, K, past_rows, H]; may be present_key itself; null: T_b = S
+  const void* past_key;    // [B, K, past_rows, H]; may be present_key itself; null: T_b = Q_b
   const void* past_value;  // likewise
   int64_t past_rows;
   void* present_key;  // [B, K, C, H]
@@ -44,6 +45,13 @@ struct DecodeArgs {
   const float* k_scale;  // [K, H], or [1]
   const float* v_scale;  // likewise
   bool scale_per_channel;
+
+  // Of the RMS normalisation of each head, before the rotary embedding: x / sqrt(mean(x^2) +
+  // epsilon) * weight. [H]; null: none.
+  const void* q_norm_weight;
+  const void* k_norm_weight;
+  float q_norm_epsilon;
+  float k_norm_epsilon;
 
   const void* cos_cache;        // [positions, rotary_half]; null: no rotary
   const void* sin_cache;        // as cos_cache
@@ -62,7 +70,7 @@ struct DecodeArgs {
   float scale;    // applied to the scores, in float32
   float softcap;  // 0: none; cap * tanh(score / cap)
 
-  void* output;  // [B, S, N, H]
+  void* output;  // [B, S, N, H]; of padding 0
 };
 
 struct Plan {

@@ -1,5 +1,6 @@
-// What happens at the ends of a sequence and head: rotary embedding, the append to the cache, the
-// copy of a cache that is not shared, and the output. Included once per instruction set.
+// What happens at the ends of a sequence and head: normalisation, rotary embedding, the append to
+// the cache, the copy of a cache that is not shared, and the output. Included once per instruction
+// set.
 
 #if defined(LEAN_ATTENTION_OPS_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LEAN_ATTENTION_OPS_CPU_ROWS_INL_H_
@@ -27,6 +28,24 @@ struct RowScratch {
   float* channel;  // what each channel of a quantised cache is multiplied by
 };
 
+// Normalises x [head_size] in place by its root mean square (RMSNorm, arXiv 1910.07467), in
+// float32: x / sqrt(mean(x^2) + epsilon) * weight. No weight: nothing.
+HWY_INLINE void NormaliseHead(const DecodeArgs& args, const void* weight, float epsilon, float* x,
+                              const RowScratch& scratch) {
+  if (weight == nullptr) return;
+  const int64_t size = args.problem.head_size;
+  float* weights = scratch.cos;
+  ReadFloats(args.element_type, weight, 0, size, weights);
+  const FloatTag d;
+  FloatVec lanes = hn::Zero(d);
+  int64_t h = 0;
+  for (; h + kLanes <= size; h += kLanes) lanes = hn::MulAdd(Load(x + h), Load(x + h), lanes);
+  float squares = hn::GetLane(hn::SumOfLanes(d, lanes));
+  for (; h < size; ++h) squares += x[h] * x[h];
+  const float factor = 1 / std::sqrt(squares / static_cast<float>(size) + epsilon);
+  for (h = 0; h < size; ++h) x[h] = x[h] * factor * weights[h];
+}
+
 // Rotates x [head_size] in place by the angles of its position (RoFormer, arXiv 2104.09864):
 // (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin). Dimensions past 2 * rotary_half stay. The stock
 // operator's grouping of products, so that a cache holds the same bits whoever wrote it.
@@ -36,7 +55,7 @@ HWY_INLINE void Rotate(const DecodeArgs& args, int32_t sequence, int32_t token, 
   const Problem& p = args.problem;
   const int64_t position = args.position_ids != nullptr
                                ? args.position_ids[int64_t{sequence} * p.sequence_length + token]
-                               : PastLength(p, sequence) + token;
+                               : LengthsOf(p, sequence).past() + token;
   const int64_t half = args.rotary_half;
   ReadFloats(args.element_type, args.cos_cache, position * half, half, scratch.cos);
   ReadFloats(args.element_type, args.sin_cache, position * half, half, scratch.sin);
@@ -91,7 +110,7 @@ HWY_INLINE void ScaleChannels(ElementType cache_type, const float* factors, int6
   }
 }
 
-// The queries of one KV head's group, in float32: q [S * G, stride]. The scales of a quantised K
+// The queries of one KV head's group, in float32: q [Q_b * G, stride]. The scales of a quantised K
 // join them here.
 HWY_INLINE void LoadQueries(const DecodeArgs& args, int32_t sequence, int32_t kv_head,
                             int64_t stride, float* q, const RowScratch& scratch) {
@@ -102,12 +121,13 @@ HWY_INLINE void LoadQueries(const DecodeArgs& args, int32_t sequence, int32_t kv
     std::fill_n(scratch.channel, stride, 0.0f);
     ReadScales(args, args.k_scale, kv_head, scratch.channel);
   }
-  for (int32_t token = 0; token < p.sequence_length; ++token) {
+  for (int32_t token = 0; token < LengthsOf(p, sequence).queries; ++token) {
     const int64_t query = (int64_t{sequence} * p.sequence_length + token) * args.query_stride +
                           int64_t{kv_head} * group * p.head_size;
     for (int32_t g = 0; g < group; ++g) {
       ReadFloats(args.element_type, args.query, query + int64_t{g} * p.head_size, p.head_size, q);
       std::fill(q + p.head_size, q + stride, 0.0f);
+      NormaliseHead(args, args.q_norm_weight, args.q_norm_epsilon, q, scratch);
       Rotate(args, sequence, token, q, scratch);
       if (quantised) ScaleChannels(p.cache_type, scratch.channel, stride, q);
       q += stride;
@@ -152,7 +172,8 @@ HWY_INLINE void WriteCacheRow(const DecodeArgs& args, float* x, const float* sca
 HWY_INLINE void FillCacheRows(const DecodeArgs& args, int32_t sequence, int32_t kv_head,
                               int64_t begin, int64_t end, const RowScratch& scratch) {
   const Problem& p = args.problem;
-  const int64_t past = PastLength(p, sequence);
+  const Lengths lengths = LengthsOf(p, sequence);
+  const int64_t past = args.key != nullptr ? lengths.past() : lengths.keys;
   const int64_t row_bytes = CacheRowBytes(p);
   const int64_t present = CacheOffset(p, sequence, kv_head, 0);
   auto* present_key = static_cast<uint8_t*>(args.present_key) + present;
@@ -177,6 +198,7 @@ HWY_INLINE void FillCacheRows(const DecodeArgs& args, int32_t sequence, int32_t 
                          int64_t{kv_head} * p.head_size;
     float* x = scratch.row;
     ReadFloats(args.element_type, args.key, from, p.head_size, x);
+    NormaliseHead(args, args.k_norm_weight, args.k_norm_epsilon, x, scratch);
     Rotate(args, sequence, token, x, scratch);
     if (IsQuantised(p.cache_type)) {
       // What is quantised is the rotated key as the element type holds it.
@@ -192,7 +214,7 @@ HWY_INLINE void FillCacheRows(const DecodeArgs& args, int32_t sequence, int32_t 
 // A cache that was copied has no valid rows past the sequence's end: zeros, not stale memory.
 HWY_INLINE void ClearCacheTail(const DecodeArgs& args, int32_t sequence, int32_t kv_head) {
   const Problem& p = args.problem;
-  const int64_t length = TotalLength(p, sequence);
+  const int64_t length = LengthsOf(p, sequence).keys;
   const int64_t offset = CacheOffset(p, sequence, kv_head, length);
   const int64_t bytes = (p.cache_rows - length) * CacheRowBytes(p);
   if (args.past_key != args.present_key) {
@@ -203,15 +225,23 @@ HWY_INLINE void ClearCacheTail(const DecodeArgs& args, int32_t sequence, int32_t
   }
 }
 
-// Finishes the softmax of all rows of a KV head and writes them.
+// Finishes the softmax of all rows of a KV head and writes them, and zeros for padding.
 HWY_INLINE void WriteOutput(const DecodeArgs& args, int32_t sequence, int32_t kv_head,
                             int64_t stride, State state, const RowScratch& scratch) {
   const Problem& p = args.problem;
   const int32_t group = GroupSize(p);
   std::fill_n(scratch.channel, stride, 0.0f);
   if (IsQuantised(p.cache_type)) ReadScales(args, args.v_scale, kv_head, scratch.channel);
+  const int32_t rows = LengthsOf(p, sequence).queries * group;
   for (int32_t r = 0; r < RowsPerKvHead(p); ++r) {
     const int32_t head = kv_head * group + r % group;
+    const int64_t out =
+        ((int64_t{sequence} * p.sequence_length + r / group) * p.num_heads + head) * p.head_size;
+    if (r >= rows) {
+      std::fill_n(scratch.row, p.head_size, 0.0f);
+      WriteFloats(args.element_type, scratch.row, p.head_size, args.output, out);
+      continue;
+    }
     float sink = args.smooth_softmax ? 0.0f : -INFINITY;
     if (args.head_sink != nullptr) ReadFloats(args.element_type, args.head_sink, head, 1, &sink);
     const float factor = OutputScale(state.m[r], state.l[r], sink * kLog2E);
@@ -219,8 +249,6 @@ HWY_INLINE void WriteOutput(const DecodeArgs& args, int32_t sequence, int32_t kv
     const FloatVec factors = hn::Set(FloatTag(), factor);
     for (int64_t h = 0; h < stride; h += kLanes) Store(hn::Mul(Load(o + h), factors), o + h);
     if (IsQuantised(p.cache_type)) ScaleChannels(p.cache_type, scratch.channel, stride, o);
-    const int64_t out =
-        ((int64_t{sequence} * p.sequence_length + r / group) * p.num_heads + head) * p.head_size;
     WriteFloats(args.element_type, o, p.head_size, args.output, out);
   }
 }

@@ -77,7 +77,7 @@ class ShareRunner {
     }
     const State all = RegionState(piece, 0);
     for (int32_t tile = piece.prefix_tiles; tile < piece.tiling.count; ++tile) {
-      MergeStates(count_, stride_, all, RegionState(piece, tile));
+      MergeStates(rows_, stride_, all, RegionState(piece, tile));
     }
     WriteOutput(args_, piece.sequence, piece.kv_head, stride_, all, row_);
   }
@@ -90,8 +90,10 @@ class ShareRunner {
   void Prepare(const Piece& piece) {
     LoadQueries(args_, piece.sequence, piece.kv_head, stride_, q_, row_);
     const int32_t group = GroupSize(problem_);
-    for (int32_t r = 0; r < count_; ++r) {
-      const KeyRange visible = VisibleKeys(problem_, piece.sequence, r / group);
+    lengths_ = LengthsOf(problem_, piece.sequence);
+    rows_ = lengths_.queries * group;
+    for (int32_t r = 0; r < rows_; ++r) {
+      const KeyRange visible = VisibleKeys(problem_, lengths_, r / group);
       visible_begin_[r] = visible.begin;
       visible_end_[r] = visible.end;
       if (args_.attention_bias != nullptr) {
@@ -117,12 +119,11 @@ class ShareRunner {
 
   // The state of one tile, after its rows of the cache were made valid.
   void Reduce(const Piece& piece, int32_t tile, State state) {
-    const int64_t length = TotalLength(problem_, piece.sequence);
     const int64_t begin = (piece.tiling.first + tile) * piece.tiling.tile_tokens;
-    const int64_t end = std::min(begin + piece.tiling.tile_tokens, length);
+    const int64_t end = std::min(begin + piece.tiling.tile_tokens, lengths_.keys);
     FillCacheRows(args_, piece.sequence, piece.kv_head, begin, end, row_);
     const Rows rows = {q_,
-                       count_,
+                       rows_,
                        stride_,
                        problem_.head_size,
                        args_.scale,
@@ -131,14 +132,13 @@ class ShareRunner {
                        args_.attention_bias != nullptr ? bias_ : nullptr,
                        visible_begin_,
                        visible_end_};
-    // Row 0 is the oldest token, so its window begins first.
     const int64_t row_bytes = CacheRowBytes(problem_);
     const Tile keys = {k_,
                        v_,
                        row_bytes,
-                       std::max(begin, visible_begin_[0]),
+                       std::max(begin, FirstVisibleKey(problem_, lengths_)),
                        end,
-                       length,
+                       lengths_.keys,
                        k_ + problem_.cache_rows * row_bytes};
     ReduceTile<kType>(rows, keys, scratch_, state);
   }
@@ -148,14 +148,14 @@ class ShareRunner {
     Reduce(piece, piece.tile_begin, into);
     for (int32_t tile = piece.tile_begin + 1; tile < piece.tile_end; ++tile) {
       Reduce(piece, tile, tile_);
-      MergeStates(count_, stride_, into, tile_);
+      MergeStates(rows_, stride_, into, tile_);
     }
   }
 
   const DecodeArgs& args_;
   const Problem& problem_;
   Workspace workspace_;
-  const int count_;  // rows of a KV head
+  const int count_;  // rows of a KV head that there is room for
   const int64_t stride_;
   float* q_;
   TileScratch scratch_;
@@ -165,7 +165,10 @@ class ShareRunner {
   int64_t* visible_begin_;
   int64_t* visible_end_;
   const void** bias_;
-  const uint8_t* k_ = nullptr;  // of the current piece: row of position 0
+  // Of the current piece.
+  Lengths lengths_ = {};
+  int rows_ = 0;                // of the KV head, padding left out
+  const uint8_t* k_ = nullptr;  // row of position 0
   const uint8_t* v_ = nullptr;
 };
 

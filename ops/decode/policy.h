@@ -37,7 +37,8 @@ inline constexpr int32_t kMaxSplitTokens = 8;
 inline int64_t VisibleBytes(const Problem& p) {
   int64_t keys = 0;
   for (int32_t b = 0; b < p.batch_size; ++b) {
-    keys += TotalLength(p, b) - VisibleKeys(p, b, 0).begin;
+    const Lengths lengths = LengthsOf(p, b);
+    keys += lengths.keys - FirstVisibleKey(p, lengths);
   }
   return 2 * keys * p.kv_num_heads * CacheRowBytes(p);
 }
@@ -104,7 +105,7 @@ inline std::string Explain(const Problem& p, const Machine& machine, const Decis
   int64_t keys = 0;
   int64_t tiles = 0;
   for (int32_t b = 0; b < p.batch_size; ++b) {
-    keys += TotalLength(p, b);
+    keys += LengthsOf(p, b).keys;
     tiles += int64_t{p.kv_num_heads} * TilingOf(p, b).count;
   }
   return std::string(NameOf(d.schedule)) + " in " +

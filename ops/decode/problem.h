@@ -2,8 +2,9 @@
 //
 // Throughout: B sequences, S query tokens each, N query heads, K KV heads, G = N / K query heads
 // per KV head (the group), H head size, C rows of cache per sequence and KV head, T_b valid rows of
-// sequence b after this step's S rows were appended. Query token s of sequence b stands at position
-// T_b - S + s and sees the keys at positions <= its own, under a window W only the last W of those.
+// sequence b after this step, Q_b <= S its query tokens: of more rows the rest are padding. Query
+// token s of sequence b stands at position T_b - Q_b + s and sees the keys at positions <= its own,
+// under a window W only the last W of those.
 
 #ifndef LEAN_ATTENTION_OPS_DECODE_PROBLEM_H_
 #define LEAN_ATTENTION_OPS_DECODE_PROBLEM_H_
@@ -82,10 +83,12 @@ struct Problem {
   int32_t kv_num_heads;       // K, divides N
   int32_t head_size;          // H
   int64_t cache_rows;         // C
-  const int32_t* seqlens_k;   // [B], T_b - 1, each in [S - 1, C - 1]
+  const int32_t* seqlens_k;   // [B], T_b - 1, each in [0, C - 1]
   int64_t local_window_size;  // W, counts the query's own position; <= 0: no window
   ElementType cache_type;     // of K and V, [B, K, C, H] each
   int32_t tile_tokens;        // keys per tile before long sequences widen it
+  // [B], Q_b, each in [0, min(S, T_b)]; 0: the sequence idles. Null: min(S, T_b) for all.
+  const int32_t* query_seqlens = nullptr;
 };
 
 LEAN_HOST_DEVICE inline int32_t GroupSize(const Problem& p) { return p.num_heads / p.kv_num_heads; }
@@ -95,19 +98,27 @@ LEAN_HOST_DEVICE inline int32_t RowsPerKvHead(const Problem& p) {
   return p.sequence_length * GroupSize(p);
 }
 
-// A length as it may be used: within the cache whatever the caller said, where nobody could check.
-LEAN_HOST_DEVICE inline int64_t BoundedLength(const Problem& p, int64_t length) {
-  const int64_t least = p.sequence_length;
-  return length < least ? least : (length > p.cache_rows ? p.cache_rows : length);
+// What a step is to one sequence.
+struct Lengths {
+  int64_t keys;     // T_b
+  int32_t queries;  // Q_b
+
+  // The position of the first query token.
+  LEAN_HOST_DEVICE int64_t past() const { return keys - queries; }
+};
+
+// Lengths as they may be used: within the cache and the step whatever the caller said, where nobody
+// could check.
+LEAN_HOST_DEVICE inline Lengths BoundedLengths(const Problem& p, int64_t keys, int64_t queries) {
+  keys = keys < 1 ? 1 : (keys > p.cache_rows ? p.cache_rows : keys);
+  const int64_t most = keys < p.sequence_length ? keys : p.sequence_length;
+  queries = queries < 0 ? 0 : (queries > most ? most : queries);
+  return {keys, static_cast<int32_t>(queries)};
 }
 
-LEAN_HOST_DEVICE inline int64_t TotalLength(const Problem& p, int32_t sequence) {
-  return BoundedLength(p, int64_t{p.seqlens_k[sequence]} + 1);
-}
-
-// Rows of the cache that were there before this step; where the first new row goes.
-LEAN_HOST_DEVICE inline int64_t PastLength(const Problem& p, int32_t sequence) {
-  return TotalLength(p, sequence) - p.sequence_length;
+LEAN_HOST_DEVICE inline Lengths LengthsOf(const Problem& p, int32_t sequence) {
+  return BoundedLengths(p, int64_t{p.seqlens_k[sequence]} + 1,
+                        p.query_seqlens != nullptr ? p.query_seqlens[sequence] : p.sequence_length);
 }
 
 LEAN_HOST_DEVICE inline int64_t CacheRowBytes(const Problem& p) {
@@ -126,15 +137,18 @@ struct KeyRange {
   int64_t end;
 };
 
-// The keys that query token `token` of a sequence of T_b = `length` sees.
-LEAN_HOST_DEVICE inline KeyRange VisibleKeysOf(const Problem& p, int64_t length, int32_t token) {
-  const int64_t end = length - p.sequence_length + token + 1;
+// The keys that query token `token` sees.
+LEAN_HOST_DEVICE inline KeyRange VisibleKeys(const Problem& p, const Lengths& lengths,
+                                             int32_t token) {
+  const int64_t end = lengths.past() + token + 1;
   const int64_t begin = p.local_window_size > 0 ? end - p.local_window_size : 0;
   return {begin > 0 ? begin : 0, end};
 }
 
-LEAN_HOST_DEVICE inline KeyRange VisibleKeys(const Problem& p, int32_t sequence, int32_t token) {
-  return VisibleKeysOf(p, TotalLength(p, sequence), token);
+// The first key that a step reads of a sequence. Of one that idles, the last, so that it has a tile
+// to do what else there is to do in.
+LEAN_HOST_DEVICE inline int64_t FirstVisibleKey(const Problem& p, const Lengths& lengths) {
+  return lengths.queries == 0 ? lengths.keys - 1 : VisibleKeys(p, lengths, 0).begin;
 }
 
 }  // namespace lean_attention

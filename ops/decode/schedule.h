@@ -33,16 +33,15 @@ struct Tiling {
   int32_t count;  // >= 1
 };
 
-// Of a sequence of T_b = `length`.
-LEAN_HOST_DEVICE inline Tiling TilingFor(const Problem& p, int64_t length) {
+LEAN_HOST_DEVICE inline Tiling TilingFor(const Problem& p, const Lengths& lengths) {
   int64_t tile_tokens = p.tile_tokens;
-  while (length > tile_tokens * kMaxTiles) tile_tokens *= 2;
-  const int64_t first = VisibleKeysOf(p, length, 0).begin / tile_tokens;
-  return {tile_tokens, first, static_cast<int32_t>((length - 1) / tile_tokens - first + 1)};
+  while (lengths.keys > tile_tokens * kMaxTiles) tile_tokens *= 2;
+  const int64_t first = FirstVisibleKey(p, lengths) / tile_tokens;
+  return {tile_tokens, first, static_cast<int32_t>((lengths.keys - 1) / tile_tokens - first + 1)};
 }
 
 LEAN_HOST_DEVICE inline Tiling TilingOf(const Problem& p, int32_t sequence) {
-  return TilingFor(p, TotalLength(p, sequence));
+  return TilingFor(p, LengthsOf(p, sequence));
 }
 
 // What a sequence and head costs, in keys.

@@ -13,15 +13,17 @@ namespace lean_attention::gpu {
 // pointer stands for an input that is not there. B, S, N, K, H, C as in ops/decode/problem.h.
 template <typename Element, typename Cache>
 struct DecodeArgs {
-  Problem problem;                     // its seqlens_k is not read: the next one is
-  GlobalPtr<const int32_t> seqlens_k;  // [B], T_b - 1; in the kernel bounded to the cache
-  int64_t max_length;                  // of all sequences; longer ones are bounded to it
+  Problem problem;                         // its pointers are not read: the next ones are
+  GlobalPtr<const int32_t> seqlens_k;      // [B], T_b - 1; in the kernel bounded to the cache
+  GlobalPtr<const int32_t> query_seqlens;  // [B], Q_b, likewise; null: min(S, T_b) for all
+  int64_t max_length;                      // of all sequences; longer ones are bounded to it
 
   Schedule schedule;
   int64_t amount;  // as BasicCut takes it
 
   GlobalPtr<const Element> query;  // [B, S, N, H], query_stride elements from token to token
-  GlobalPtr<const Element> key;    // [B, S, K, H], kv_stride elements from token to token
+  GlobalPtr<const Element> key;    // [B, S, K, H], kv_stride elements from token to token; null:
+                                   // the cache holds the step's rows already
   GlobalPtr<const Element> value;  // as key
   int64_t query_stride;            // N * H, or (N + 2K) * H when packed
   int64_t kv_stride;
@@ -33,6 +35,11 @@ struct DecodeArgs {
   GlobalPtr<const float> k_scale;  // [K, H], or [1]
   GlobalPtr<const float> v_scale;  // likewise
   bool scale_per_channel;
+
+  GlobalPtr<const Element> q_norm_weight;  // [H], of the RMS norm of each head; null: none
+  GlobalPtr<const Element> k_norm_weight;
+  float q_norm_epsilon;
+  float k_norm_epsilon;
 
   GlobalPtr<const Element> cos_cache;  // [rotary_rows, rotary_half]; null: no rotary
   GlobalPtr<const Element> sin_cache;
@@ -52,7 +59,7 @@ struct DecodeArgs {
   float scale;    // applied to the scores, in float32
   float softcap;  // 0: none; cap * tanh(score / cap)
 
-  GlobalPtr<Element> output;  // [B, S, N, H]
+  GlobalPtr<Element> output;  // [B, S, N, H]; of padding 0
 
   // Where the pieces of split sequences meet; see RegionLayout.
   GlobalPtr<float> states;

@@ -42,7 +42,7 @@ class DecodeBlock {
         cut_(stream_, args.schedule, args.amount) {}
 
   LEAN_ATTENTION_DEVICE void Run() {
-    if (Warp() == 0) stream_.Fill(args_.seqlens_k, args_.max_length);
+    if (Warp() == 0) stream_.Fill(args_.seqlens_k, args_.query_seqlens, args_.max_length);
     SyncThreads();
     for (int64_t share = BlockIndex(); share < cut_.shares(); share += GridBlocks()) {
       const Position begin = BeginOf(share);
@@ -85,35 +85,59 @@ class DecodeBlock {
 
   // Writes the new rows of the piece at `at` to the cache.
   LEAN_ATTENTION_DEVICE void Append(Position at, Position end) const {
+    if (args_.key == nullptr) return;
     const Problem& p = args_.problem;
     const auto sequence = static_cast<int32_t>(at.pair / p.kv_num_heads);
     const auto kv_head = static_cast<int32_t>(at.pair % p.kv_num_heads);
     const Tiling tiling = stream_.TilingOf(sequence);
     const int64_t tile_end = end.pair == at.pair ? end.tile : tiling.count;
-    const int32_t past = stream_.Length(sequence) - p.sequence_length;
-    for (int32_t token = 0; token < p.sequence_length; ++token) {
-      const int64_t tile = (past + token) / tiling.tile_tokens - tiling.first;
+    const Lengths lengths = stream_.LengthsOf(sequence);
+    for (int32_t token = 0; token < lengths.queries; ++token) {
+      const int64_t position = lengths.past() + token;
+      const int64_t tile = position / tiling.tile_tokens - tiling.first;
       if (tile >= at.tile && tile < tile_end) {
-        AppendRow(args_, {sequence, token, past + token}, kv_head);
+        AppendRow(args_, {sequence, token, position}, kv_head);
       }
     }
   }
 
   LEAN_ATTENTION_DEVICE void RunPiece(const Piece& piece) const {
-    const int rows = RowsPerKvHead(args_.problem);
+    const int rows = RowsOf(piece);
     for (int first = 0; first < rows; first += kRows) {
       RunRows(piece, first, rows - first < kRows ? rows - first : kRows);
     }
+    if (piece.tile_begin == 0) ClearPadding(piece, rows);
     if (piece.IsSplit()) Meet(piece);
+  }
+
+  LEAN_ATTENTION_DEVICE Lengths LengthsOf(const Piece& piece) const {
+    const Lengths lengths = stream_.LengthsOf(piece.sequence);
+    return {Uniform(lengths.keys), Uniform(lengths.queries)};
+  }
+
+  // Query rows of a KV head, padding left out.
+  LEAN_ATTENTION_DEVICE int RowsOf(const Piece& piece) const {
+    return LengthsOf(piece).queries * GroupSize(args_.problem);
+  }
+
+  // Writes zeros to the output for the rows from `rows` on.
+  LEAN_ATTENTION_DEVICE void ClearPadding(const Piece& piece, int rows) const {
+    const int end = RowsPerKvHead(args_.problem) * kHeadSize;
+    for (int i = rows * kHeadSize + ThreadIndex(); i < end; i += kThreads) {
+      Store(args_.output,
+            OutputIndex(args_, piece.sequence, piece.kv_head, i / kHeadSize, i % kHeadSize),
+            FromFloat<Element>(0));
+    }
   }
 
   // Query rows [first, first + rows) over all tiles of a piece.
   LEAN_ATTENTION_DEVICE void RunRows(const Piece& piece, int first, int rows) const {
-    const int32_t length = Uniform(stream_.Length(piece.sequence));
+    const Lengths lengths = LengthsOf(piece);
+    const auto length = static_cast<int32_t>(lengths.keys);
     const int64_t row_0 = CacheRow(args_.problem, piece.sequence, piece.kv_head, 0);
-    const CacheRows<Cache> cache = {
-        args_.key_cache + row_0, args_.value_cache + row_0,
-        static_cast<int32_t>(VisibleKeysOf(args_.problem, length, 0).begin), length};
+    const CacheRows<Cache> cache = {args_.key_cache + row_0, args_.value_cache + row_0,
+                                    static_cast<int32_t>(FirstVisibleKey(args_.problem, lengths)),
+                                    length};
     Keys keys(SharedMemory() + layout_.ring(Warp()), cache);
     Place fetch = {piece.tile_begin, Warp()};
     const auto fetch_next = [&] {
@@ -128,14 +152,14 @@ class DecodeBlock {
     for (int i = 0; i < Keys::kAhead; ++i) fetch_next();
 
     // While the first keys arrive.
-    const float key_factor = StoreQueries(piece, length, first, rows);
+    const float key_factor = StoreQueries(piece, lengths.past(), first, rows);
     SyncThreads();
     const QueryFragments<Element, Cache, kHeadSize> queries(SharedMemory() + layout_.queries(0),
                                                             HasTwoParts() ? 2 : 1);
     LaneRow<Element> lane_rows[kSlots];
     for (int slot = 0; slot < kSlots; ++slot) {
       const int row = Fragments::Row(slot);
-      lane_rows[slot] = row < rows ? LaneRowOf(piece, length, first + row) : LaneRow<Element>{};
+      lane_rows[slot] = row < rows ? LaneRowOf(piece, lengths, first + row) : LaneRow<Element>{};
     }
 
     RowStates<Element, Cache, kHeadSize> states;
@@ -187,17 +211,30 @@ class DecodeBlock {
 
   // Puts the query rows into shared memory; returns what scores are to be multiplied by for the
   // scales of K.
-  LEAN_ATTENTION_DEVICE float StoreQueries(const Piece& piece, int32_t length, int first,
+  LEAN_ATTENTION_DEVICE float StoreQueries(const Piece& piece, int64_t past, int first,
                                            int rows) const {
     float factor = 1;
     if constexpr (kIsQuantised<Cache>) factor = LargestKeyScale(piece.kv_head);
+    // Where the states will be.
+    const SharedPtr<float> norms = As<float>(SharedMemory() + layout_.state(0));
+    if (args_.q_norm_weight != nullptr) {
+      for (int row = Warp(); row < rows; row += kWarps) {
+        const auto x = QueryRow(args_, piece.sequence, piece.kv_head, first + row);
+        const float norm = NormFactor(x, kHeadSize, args_.q_norm_epsilon);
+        if (Lane() == 0) Store(norms, row, norm);
+      }
+      SyncThreads();
+    }
     const SharedPtr<std::byte> queries = SharedMemory() + layout_.queries(0);
     for (int i = ThreadIndex(); i < kRows * kHeadSize; i += kThreads) {
       const int row = i / kHeadSize;
       const int c = i % kHeadSize;
       Element x = {};
       if (row < rows) {
-        x = QueryChannel(args_, piece.sequence, length, piece.kv_head, first + row, c);
+        const Head<Element> head = {QueryRow(args_, piece.sequence, piece.kv_head, first + row),
+                                    args_.q_norm_weight,
+                                    args_.q_norm_weight != nullptr ? Load(norms, row) : 1};
+        x = QueryChannel(args_, piece.sequence, past, first + row, head, c);
       }
       const SharedPtr<Element> to = As<Element>(queries + row * Layout::kQueryStride);
       if (HasTwoParts()) {
@@ -226,10 +263,10 @@ class DecodeBlock {
     return largest;
   }
 
-  LEAN_ATTENTION_DEVICE LaneRow<Element> LaneRowOf(const Piece& piece, int32_t length,
+  LEAN_ATTENTION_DEVICE LaneRow<Element> LaneRowOf(const Piece& piece, const Lengths& lengths,
                                                    int row) const {
     const int32_t token = row / GroupSize(args_.problem);
-    const KeyRange visible = VisibleKeysOf(args_.problem, length, token);
+    const KeyRange visible = VisibleKeys(args_.problem, lengths, token);
     GlobalPtr<const Element> bias = nullptr;
     if (args_.attention_bias != nullptr) {
       bias = args_.attention_bias +
@@ -297,7 +334,7 @@ class DecodeBlock {
     }
     SyncThreads();
     if (Load(is_last) == 0) return;
-    const int rows = RowsPerKvHead(args_.problem);
+    const int rows = RowsOf(piece);
     for (int i = ThreadIndex(); i < rows * kHeadSize; i += kThreads) {
       ChannelState state = LoadFromRegion(piece, 0, i);
       for (int32_t tile = piece.prefix_tiles; tile < count; ++tile) {

@@ -19,13 +19,39 @@ struct Token {
   int64_t position;  // in its sequence
 };
 
-// Channel c of x [H] rotated by the angle of its token's position (RoFormer, arXiv 2104.09864):
+// A head of a query or key, normalised: x * factor * weight.
+template <typename Element>
+struct Head {
+  GlobalPtr<const Element> x;       // [H]
+  GlobalPtr<const Element> weight;  // [H]; null: x as it is
+  float factor;
+
+  LEAN_ATTENTION_DEVICE float At(int32_t c) const {
+    const float value = ToFloat(Load(x, c));
+    return weight == nullptr ? value : value * factor * ToFloat(Load(weight, c));
+  }
+};
+
+// The factor of the RMS norm (arXiv 1910.07467) of x [size], 1 / sqrt(mean(x^2) + epsilon); for all
+// lanes of a warp, in each of them.
+template <typename Element>
+LEAN_ATTENTION_DEVICE float NormFactor(GlobalPtr<const Element> x, int32_t size, float epsilon) {
+  float squares = 0;
+  for (int32_t c = Lane(); c < size; c += kWarpSize) {
+    const float value = ToFloat(Load(x, c));
+    squares = fmaf(value, value, squares);
+  }
+  for (int mask = kWarpSize / 2; mask > 0; mask /= 2) squares += ShuffleXor(squares, mask);
+  return 1 / sqrtf(squares / static_cast<float>(size) + epsilon);
+}
+
+// Channel c of a head rotated by the angle of its token's position (RoFormer, arXiv 2104.09864):
 // (a, b) -> (a cos - b sin, b cos + a sin) for each pair; channels past the pairs stay.
 template <typename Element, typename Cache>
 LEAN_ATTENTION_DEVICE float Rotated(const DecodeArgs<Element, Cache>& args, Token token,
-                                    GlobalPtr<const Element> x, int32_t c) {
+                                    const Head<Element>& head, int32_t c) {
   const int32_t half = args.rotary_half;
-  if (args.cos_cache == nullptr || c >= 2 * half) return ToFloat(Load(x, c));
+  if (args.cos_cache == nullptr || c >= 2 * half) return head.At(c);
   int64_t position = token.position;
   if (args.position_ids != nullptr) {
     const int64_t row = int64_t{token.sequence} * args.problem.sequence_length + token.index;
@@ -36,8 +62,8 @@ LEAN_ATTENTION_DEVICE float Rotated(const DecodeArgs<Element, Cache>& args, Toke
   if (position < 0) position = 0;
   const int32_t pair = args.rotary_interleaved ? c / 2 : c % half;
   const bool is_first = args.rotary_interleaved ? c % 2 == 0 : c < half;
-  const float a = ToFloat(Load(x, args.rotary_interleaved ? 2 * pair : pair));
-  const float b = ToFloat(Load(x, args.rotary_interleaved ? 2 * pair + 1 : pair + half));
+  const float a = head.At(args.rotary_interleaved ? 2 * pair : pair);
+  const float b = head.At(args.rotary_interleaved ? 2 * pair + 1 : pair + half);
   const float cos = ToFloat(Load(args.cos_cache, position * half + pair));
   const float sin = ToFloat(Load(args.sin_cache, position * half + pair));
   return is_first ? fmaf(a, cos, -(b * sin)) : fmaf(a, sin, b * cos);
@@ -78,8 +104,10 @@ LEAN_ATTENTION_DEVICE void AppendRow(const DecodeArgs<Element, Cache>& args, Tok
       (int64_t{token.sequence} * p.sequence_length + token.index) * args.kv_stride +
       int64_t{kv_head} * p.head_size;
   const int64_t to = CacheRow(p, token.sequence, kv_head, token.position);
+  Head<Element> head = {args.key + from, args.k_norm_weight, 1};
+  if (head.weight != nullptr) head.factor = NormFactor(head.x, p.head_size, args.k_norm_epsilon);
   for (int32_t c = ThreadIndex(); c < p.head_size; c += BlockThreads()) {
-    const Element k = FromFloat<Element>(Rotated(args, token, args.key + from, c));
+    const Element k = FromFloat<Element>(Rotated(args, token, head, c));
     const Element v = Load(args.value, from + c);
     Store(args.key_cache, to + c, ToCache(args, args.k_scale, kv_head, c, k));
     Store(args.value_cache, to + c, ToCache(args, args.v_scale, kv_head, c, v));
@@ -91,17 +119,23 @@ LEAN_ATTENTION_DEVICE int32_t HeadOf(const Problem& p, int32_t kv_head, int32_t 
   return kv_head * GroupSize(p) + row % GroupSize(p);
 }
 
-// Channel c of a query row, rotated and rounded.
+// A query row as it was given.
+template <typename Element, typename Cache>
+LEAN_ATTENTION_DEVICE GlobalPtr<const Element> QueryRow(const DecodeArgs<Element, Cache>& args,
+                                                        int32_t sequence, int32_t kv_head,
+                                                        int32_t row) {
+  const Problem& p = args.problem;
+  const int64_t token = int64_t{sequence} * p.sequence_length + row / GroupSize(p);
+  return args.query + (token * args.query_stride + int64_t{HeadOf(p, kv_head, row)} * p.head_size);
+}
+
+// Channel c of a query row, normalised, rotated and rounded.
 template <typename Element, typename Cache>
 LEAN_ATTENTION_DEVICE Element QueryChannel(const DecodeArgs<Element, Cache>& args, int32_t sequence,
-                                           int64_t length, int32_t kv_head, int32_t row,
+                                           int64_t past, int32_t row, const Head<Element>& head,
                                            int32_t c) {
-  const Problem& p = args.problem;
-  const int32_t index = row / GroupSize(p);
-  const Token token = {sequence, index, length - p.sequence_length + index};
-  const int64_t from = (int64_t{sequence} * p.sequence_length + index) * args.query_stride +
-                       int64_t{HeadOf(p, kv_head, row)} * p.head_size;
-  return FromFloat<Element>(Rotated(args, token, args.query + from, c));
+  const int32_t index = row / GroupSize(args.problem);
+  return FromFloat<Element>(Rotated(args, {sequence, index, past + index}, head, c));
 }
 
 // A softmax state's part in one channel.
@@ -117,19 +151,26 @@ LEAN_ATTENTION_DEVICE ChannelState MergeChannels(const ChannelState& a, const Ch
   return {w.m, fmaf(b.l, w.b, a.l * w.a), fmaf(b.o, w.b, a.o * w.a)};
 }
 
+// Channel c of a query row of the output.
+template <typename Element, typename Cache>
+LEAN_ATTENTION_DEVICE int64_t OutputIndex(const DecodeArgs<Element, Cache>& args, int32_t sequence,
+                                          int32_t kv_head, int32_t row, int32_t c) {
+  const Problem& p = args.problem;
+  const int64_t token = int64_t{sequence} * p.sequence_length + row / GroupSize(p);
+  return (token * p.num_heads + HeadOf(p, kv_head, row)) * p.head_size + c;
+}
+
 // Finishes the softmax of a row's channel and writes it.
 template <typename Element, typename Cache>
 LEAN_ATTENTION_DEVICE void WriteOutput(const DecodeArgs<Element, Cache>& args, int32_t sequence,
                                        int32_t kv_head, int32_t row, int32_t c,
                                        const ChannelState& state) {
-  const Problem& p = args.problem;
-  const int32_t head = HeadOf(p, kv_head, row);
+  const int32_t head = HeadOf(args.problem, kv_head, row);
   float sink = args.smooth_softmax ? 0.0f : -INFINITY;
   if (args.head_sink != nullptr) sink = ToFloat(Load(args.head_sink, head));
   float o = state.o * OutputScale(state.m, state.l, sink * kLog2E);
   if constexpr (kIsQuantised<Cache>) o *= ScaleAt(args, args.v_scale, kv_head, c);
-  const int64_t token = int64_t{sequence} * p.sequence_length + row / GroupSize(p);
-  Store(args.output, (token * p.num_heads + head) * p.head_size + c, FromFloat<Element>(o));
+  Store(args.output, OutputIndex(args, sequence, kv_head, row, c), FromFloat<Element>(o));
 }
 
 }  // namespace lean_attention::gpu

@@ -1,6 +1,6 @@
 // A block's share of the stream, found inside the kernel from the lengths in device memory.
 //
-// The first warp reads all lengths, bounds them to the cache, and leaves them in shared memory with
+// The first warp reads all lengths, bounds them, and leaves them in shared memory with
 // the running sum of their costs; places in the stream are then found by bisection.
 
 #ifndef LEAN_ATTENTION_OPS_GPU_STREAM_H_
@@ -10,28 +10,34 @@
 
 namespace lean_attention::gpu {
 
-// In shared memory: cost_ends [B], the cost of sequences 0 .. b; then lengths [B].
+// In shared memory: cost_ends [B], the cost of sequences 0 .. b; then keys [B] and queries [B].
 class SharedStream {
  public:
-  static constexpr int kBytesPerSequence = sizeof(int64_t) + sizeof(int32_t);
+  static constexpr int kBytesPerSequence = sizeof(int64_t) + 2 * sizeof(int32_t);
 
   LEAN_ATTENTION_DEVICE SharedStream(const Problem& problem, SharedPtr<std::byte> memory)
       : problem_(problem),
         cost_ends_(As<int64_t>(memory)),
-        lengths_(As<int32_t>(memory + problem.batch_size * int64_t{sizeof(int64_t)})) {}
+        keys_(As<int32_t>(memory + problem.batch_size * int64_t{sizeof(int64_t)})),
+        queries_(keys_ + problem.batch_size) {}
 
   // For all lanes of one warp; others may read after SyncThreads.
-  LEAN_ATTENTION_DEVICE void Fill(GlobalPtr<const int32_t> seqlens_k, int64_t max_length) const {
+  LEAN_ATTENTION_DEVICE void Fill(GlobalPtr<const int32_t> seqlens_k,
+                                  GlobalPtr<const int32_t> query_seqlens,
+                                  int64_t max_length) const {
     int64_t before = 0;
     for (int32_t first = 0; first < problem_.batch_size; first += kWarpSize) {
       const int32_t b = first + Lane();
       int64_t cost = 0;
       if (b < problem_.batch_size) {
-        int64_t length = int64_t{Load(seqlens_k, b)} + 1;
-        if (length > max_length) length = max_length;
-        length = BoundedLength(problem_, length);
-        Store(lengths_, b, static_cast<int32_t>(length));
-        cost = problem_.kv_num_heads * PairCost(TilingFor(problem_, length));
+        int64_t keys = int64_t{Load(seqlens_k, b)} + 1;
+        if (keys > max_length) keys = max_length;
+        const int32_t queries =
+            query_seqlens != nullptr ? Load(query_seqlens, b) : problem_.sequence_length;
+        const Lengths lengths = BoundedLengths(problem_, keys, queries);
+        Store(keys_, b, static_cast<int32_t>(lengths.keys));
+        Store(queries_, b, lengths.queries);
+        cost = problem_.kv_num_heads * PairCost(TilingFor(problem_, lengths));
       }
       for (int delta = 1; delta < kWarpSize; delta *= 2) {
         const int64_t other = ShuffleUp(cost, delta);
@@ -44,9 +50,11 @@ class SharedStream {
   }
 
   LEAN_ATTENTION_DEVICE const Problem& problem() const { return problem_; }
-  LEAN_ATTENTION_DEVICE int32_t Length(int32_t sequence) const { return Load(lengths_, sequence); }
+  LEAN_ATTENTION_DEVICE Lengths LengthsOf(int32_t sequence) const {
+    return {Load(keys_, sequence), Load(queries_, sequence)};
+  }
   LEAN_ATTENTION_DEVICE Tiling TilingOf(int32_t sequence) const {
-    return TilingFor(problem_, Length(sequence));
+    return TilingFor(problem_, LengthsOf(sequence));
   }
   LEAN_ATTENTION_DEVICE int64_t total_cost() const {
     return Load(cost_ends_, problem_.batch_size - 1);
@@ -69,7 +77,8 @@ class SharedStream {
  private:
   const Problem& problem_;  // outlives this
   SharedPtr<int64_t> cost_ends_;
-  SharedPtr<int32_t> lengths_;
+  SharedPtr<int32_t> keys_;
+  SharedPtr<int32_t> queries_;
 };
 
 }  // namespace lean_attention::gpu

@@ -5,38 +5,74 @@
 namespace lean_attention::onnxruntime {
 namespace {
 
-std::vector<int32_t> ReadLengths(const GqaInputs& inputs) {
-  const CallShape& shape = inputs.shape();
-  const auto* data = static_cast<const int32_t*>(inputs[kSeqlensK].data);
-  std::vector<int32_t> lengths(data, data + shape.batch_size);
-  // A past that is not the present buffer itself holds no row past its own end. Of a prompt the
-  // rows on the right may be padding.
-  const int64_t most = std::min(shape.present_rows, shape.past_rows + shape.sequence_length);
-  for (size_t b = 0; b < lengths.size(); ++b) {
-    const int64_t length = int64_t{lengths[b]} + 1;
-    Require(length >= 1 && length <= most, inputs.attributes().node, ": input seqlens_k[", b,
-            "] is ", lengths[b], "; it must be between 0 and ", most - 1, ", since ",
-            shape.past_rows, " rows of past and ", shape.present_rows, " of present key are there");
-  }
-  return lengths;
+std::vector<int32_t> Copied(const GqaInputs& inputs, Input input) {
+  const auto* data = static_cast<const int32_t*>(inputs[input].data);
+  return {data, data + inputs.shape().batch_size};
 }
 
-void CheckPositions(const GqaInputs& inputs, int32_t longest) {
-  if (!inputs.attributes().do_rotary) return;
+// Every sequence's keys and query tokens, within the buffers that there are.
+void CheckLengths(const GqaInputs& inputs, const std::vector<int32_t>& seqlens_k) {
   const CallShape& shape = inputs.shape();
+  // A past that is not the present buffer itself holds no row past its own end. A first prompt has
+  // none; of it the rows on the right may be padding.
+  const int64_t most = shape.is_first_prompt()
+                           ? shape.sequence_length
+                           : std::min(shape.present_rows, shape.past_rows + shape.new_rows);
+  for (size_t b = 0; b < seqlens_k.size(); ++b) {
+    const int64_t keys = int64_t{seqlens_k[b]} + 1;
+    Require(keys >= 1 && keys <= most, inputs.attributes().node, ": input seqlens_k[", b, "] is ",
+            seqlens_k[b], "; it must be between 0 and ", most - 1, ", since ",
+            shape.is_first_prompt() ? 0 : shape.past_rows, " rows of past, ", shape.new_rows,
+            " new ones and ", shape.present_rows, " of present_key are there");
+  }
+}
+
+void CheckQueryLengths(const GqaInputs& inputs, const std::vector<int32_t>& seqlens_k,
+                       const std::vector<int32_t>& query_seqlens) {
+  const CallShape& shape = inputs.shape();
+  const std::string& node = inputs.attributes().node;
+  for (size_t b = 0; b < seqlens_k.size(); ++b) {
+    const int64_t keys = int64_t{seqlens_k[b]} + 1;
+    Require(keys >= 1 && keys <= shape.total_sequence_length, node, ": input seqlens_k[", b,
+            "] is ", seqlens_k[b], "; it must be between 0 and ", shape.total_sequence_length - 1,
+            ", since total_sequence_length is ", shape.total_sequence_length);
+    const int64_t most = std::min(shape.sequence_length, keys);
+    Require(query_seqlens[b] >= 0 && query_seqlens[b] <= most, node, ": input query_seqlens[", b,
+            "] is ", query_seqlens[b], "; it must be between 0 and ", most, ", the tokens and ",
+            keys, " keys that there are");
+    const int64_t past = keys - query_seqlens[b];
+    Require(past <= shape.past_rows && past + shape.sequence_length <= shape.present_rows, node,
+            ": inputs seqlens_k[", b, "] and query_seqlens[", b, "] leave ", past,
+            " rows of past; ", shape.past_rows, " are there, and with all ", shape.sequence_length,
+            " tokens of the call they must fit the ", shape.present_rows, " of present_key");
+  }
+}
+
+// Whether a row of the rotary tables is there for every position; returns positions that the rows
+// of the cache do not say themselves.
+std::vector<int64_t> ReadPositions(const GqaInputs& inputs, const Problem& problem) {
+  const CallShape& shape = inputs.shape();
+  if (!inputs.attributes().do_rotary) return {};
   const int64_t rows = inputs[kCosCache].shape[0];
   if (!inputs.Has(kPositionIds)) {
-    // A prompt's padding is rotated as well.
-    const int64_t positions = std::max<int64_t>(shape.sequence_length, longest + int64_t{1});
-    inputs.RequireShape(positions <= rows, kCosCache, "a row for each of the ", positions,
-                        " positions");
-    return;
+    for (int32_t b = 0; b < problem.batch_size; ++b) {
+      const int64_t keys = LengthsOf(problem, b).keys;
+      inputs.RequireShape(keys <= rows, kCosCache, "a row for each of the ", keys, " positions");
+    }
+    return {};
   }
-  const auto* position_ids = static_cast<const int64_t*>(inputs[kPositionIds].data);
-  for (int64_t i = 0; i < shape.batch_size * shape.sequence_length; ++i) {
-    Require(position_ids[i] >= 0 && position_ids[i] < rows, inputs.attributes().node,
-            ": input position_ids holds ", position_ids[i], "; cos_cache has ", rows, " positions");
+  const auto* ids = static_cast<const int64_t*>(inputs[kPositionIds].data);
+  std::vector<int64_t> positions(ids, ids + shape.batch_size * shape.sequence_length);
+  for (int32_t b = 0; b < problem.batch_size; ++b) {
+    for (int32_t s = 0; s < LengthsOf(problem, b).queries; ++s) {
+      int64_t& position = positions[b * shape.sequence_length + s];
+      // Of a first prompt's the operator knows the first alone.
+      if (shape.is_first_prompt() && !inputs.Has(kQuerySeqlens)) position = ids[0] + s;
+      Require(position >= 0 && position < rows, inputs.attributes().node,
+              ": input position_ids asks for position ", position, "; cos_cache has ", rows);
+    }
   }
+  return positions;
 }
 
 void CheckBiasCovers(const GqaInputs& inputs, int32_t longest) {
@@ -48,29 +84,24 @@ void CheckBiasCovers(const GqaInputs& inputs, int32_t longest) {
 
 }  // namespace
 
-CpuStep::CpuStep(const GqaInputs& inputs) : lengths(ReadLengths(inputs)), args() {
-  const int32_t longest = *std::max_element(lengths.begin(), lengths.end());
-  CheckPositions(inputs, longest);
-  CheckBiasCovers(inputs, longest);
-  const auto head_size = static_cast<int32_t>(inputs.shape().head_size);
+CpuStep::CpuStep(const GqaInputs& inputs) : seqlens_k(Copied(inputs, kSeqlensK)), args() {
+  if (inputs.Has(kQuerySeqlens)) {
+    query_seqlens = Copied(inputs, kQuerySeqlens);
+    CheckQueryLengths(inputs, seqlens_k, query_seqlens);
+  } else {
+    CheckLengths(inputs, seqlens_k);
+  }
+  CheckBiasCovers(inputs, *std::max_element(seqlens_k.begin(), seqlens_k.end()));
   inputs.Describe(&args);
-  args.problem = inputs.ProblemOf(lengths.data(), cpu::TileTokens(head_size, inputs.types().cache));
+  const auto head_size = static_cast<int32_t>(inputs.shape().head_size);
+  args.problem =
+      inputs.ProblemOf(seqlens_k.data(), cpu::TileTokens(head_size, inputs.types().cache));
+  args.problem.query_seqlens = query_seqlens.empty() ? nullptr : query_seqlens.data();
+  position_ids = ReadPositions(inputs, args.problem);
+  args.position_ids = position_ids.empty() ? nullptr : position_ids.data();
   args.past_key = inputs[kPastKey].data;
   args.past_value = inputs[kPastValue].data;
   args.past_rows = inputs.shape().past_rows;
-}
-
-bool CpuStep::IsWhole(const GqaInputs& inputs) const {
-  const CallShape& shape = inputs.shape();
-  const int64_t tokens = shape.sequence_length;
-  if (tokens == 1) return true;
-  if (shape.total_sequence_length == tokens) {
-    // A first prompt. Of its position_ids the stock operator reads the first alone.
-    return !inputs.Has(kPositionIds) &&
-           std::all_of(lengths.begin(), lengths.end(),
-                       [&](int32_t last) { return last == tokens - 1; });
-  }
-  return shape.batch_size == 1 && lengths[0] >= tokens - 1;
 }
 
 }  // namespace lean_attention::onnxruntime

@@ -16,13 +16,11 @@ struct CpuStep {
   CpuStep(const CpuStep&) = delete;
   CpuStep& operator=(const CpuStep&) = delete;
 
-  // Whether this is a step as the kernel knows it: every token stands at the position that the
-  // lengths say, none is padding, and the stock operator would take it.
-  bool IsWhole(const GqaInputs& inputs) const;
-
-  // A copy of seqlens_k, so that nobody can change a length after it was checked.
-  std::vector<int32_t> lengths;
-  // But for the outputs' pointers; of use where the step is whole.
+  // Copies of what was checked, so that nobody can change it afterwards.
+  std::vector<int32_t> seqlens_k;
+  std::vector<int32_t> query_seqlens;
+  std::vector<int64_t> position_ids;
+  // But for the outputs' pointers.
   cpu::DecodeArgs args;
 };
 

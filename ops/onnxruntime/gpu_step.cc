@@ -11,6 +11,7 @@ gpu::GpuDecode GpuStep(const GqaInputs& inputs, GqaOutputs* outputs) {
   inputs.Describe(&step);
   step.problem = inputs.ProblemOf(nullptr, kGpuTileTokens);
   step.seqlens_k = static_cast<const int32_t*>(inputs[kSeqlensK].data);
+  step.query_seqlens = static_cast<const int32_t*>(inputs[kQuerySeqlens].data);
   step.max_length = inputs.shape().total_sequence_length;
   step.schedule = inputs.attributes().schedule;
   step.key_cache = outputs->present_key.GetTensorMutableRawData();
@@ -20,10 +21,10 @@ gpu::GpuDecode GpuStep(const GqaInputs& inputs, GqaOutputs* outputs) {
   return step;
 }
 
-bool IsGpuStep(const CallShape& shape) {
-  return shape.sequence_length == 1 ||
-         (shape.batch_size == 1 && shape.sequence_length <= kMaxSplitTokens &&
-          shape.total_sequence_length > shape.sequence_length);
+bool IsGpuStep(const GqaInputs& inputs) {
+  const CallShape& shape = inputs.shape();
+  return shape.sequence_length == 1 || (shape.sequence_length <= kMaxSplitTokens &&
+                                        (inputs.Has(kQuerySeqlens) || !shape.is_first_prompt()));
 }
 
 gpu::Status CopyPast(const GqaInputs& inputs, const gpu::GpuDecode& step, void* stream) {

@@ -11,9 +11,9 @@ namespace lean_attention::onnxruntime {
 
 gpu::GpuDecode GpuStep(const GqaInputs& inputs, GqaOutputs* outputs);
 
-// Whether the kernel takes the call: one token per sequence, or a few of one sequence after its
-// past. More may be a prompt with padding, of which the lengths that the device has would tell.
-bool IsGpuStep(const CallShape& shape);
+// Whether the kernel takes the call: one token per sequence, or a few after a past. More are a
+// prompt, and so are a few that come first, unless query_seqlens says how many of them there are.
+bool IsGpuStep(const GqaInputs& inputs);
 
 // Enqueues a copy of the past into present tensors that are other buffers, and zeros after it.
 gpu::Status CopyPast(const GqaInputs& inputs, const gpu::GpuDecode& step, void* stream);

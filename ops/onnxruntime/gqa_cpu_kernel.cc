@@ -22,14 +22,15 @@ GqaCpuKernel::GqaCpuKernel(const Ort::ConstKernelInfo& info, const TensorTypes& 
     : node_(info, types),
       memory_(Ort::MemoryInfo::CreateCpu(OrtDeviceAllocator, OrtMemTypeDefault)) {}
 
-bool GqaCpuKernel::RunsStock(const GqaInputs& inputs, const CpuStep& step) const {
-  if (node_.NeedsStock(inputs) || !step.IsWhole(inputs) || cpu::TargetName() == nullptr) {
-    node_.RequireStock(
-        "batches of several tokens after a past, and prompts with padding or position_ids");
+bool GqaCpuKernel::RunsStock(const GqaInputs& inputs) const {
+  if (node_.attributes().always_stock || cpu::TargetName() == nullptr) {
+    node_.RequireStock("all calls on processors without SSE4.2");
     return true;
   }
-  // More tokens are a prompt, which is bound by arithmetic.
-  return node_.HasStock() && inputs.shape().sequence_length > kMaxSplitTokens;
+  // More tokens are a prompt, which is bound by arithmetic. The stock operator has no q/k norm
+  // here.
+  return node_.HasStock() && !inputs.Has(kQNormWeight) &&
+         inputs.shape().sequence_length > kMaxSplitTokens;
 }
 
 void GqaCpuKernel::Decode(OrtKernelContext* context, const cpu::DecodeArgs& args) const {
@@ -71,7 +72,7 @@ void GqaCpuKernel::Compute(OrtKernelContext* context) const {
   // Everything is checked before anything is allocated or written, and for the stock operator too:
   // some versions of it crash on what others refuse.
   CpuStep step(inputs);
-  const bool runs_stock = RunsStock(inputs, step);
+  const bool runs_stock = RunsStock(inputs);
   GqaOutputs outputs = node_.AllocateOutputs(Ort::KernelContext(context), inputs.shape());
   if (runs_stock) {
     node_.RunStock(context, outputs);

@@ -20,7 +20,7 @@ class GqaCpuKernel {
   void Compute(OrtKernelContext* context) const;
 
  private:
-  bool RunsStock(const GqaInputs& inputs, const CpuStep& step) const;
+  bool RunsStock(const GqaInputs& inputs) const;
   void Decode(OrtKernelContext* context, const cpu::DecodeArgs& args) const;
 
   GqaNode node_;

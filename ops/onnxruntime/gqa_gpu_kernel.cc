@@ -17,8 +17,8 @@ void GqaGpuKernel::ThrowUnlessOk(const gpu::Status& status) const {
 }
 
 bool GqaGpuKernel::RunsStock(const GqaInputs& inputs, const gpu::GpuDecode& step) const {
-  if (node_.NeedsStock(inputs) || !IsGpuStep(inputs.shape())) {
-    node_.RequireStock("prompts, and batches of several tokens after a past");
+  if (node_.attributes().always_stock || !IsGpuStep(inputs)) {
+    node_.RequireStock("prompts");
     return true;
   }
   gpu::Device device = {};

@@ -27,17 +27,19 @@ GqaInputs::GqaInputs(OrtKernelContext* context, const Attributes& attributes,
   for (Input input : {kQuery, kSeqlensK, kTotalSequenceLength}) {
     Require(Has(input), attributes_.node, ": input ", kInputNames[input], " is missing");
   }
-  for (const auto& [first, second] : {std::pair(kKey, kValue), std::pair(kPastKey, kPastValue),
-                                      std::pair(kCosCache, kSinCache)}) {
+  for (const auto& [first, second] :
+       {std::pair(kKey, kValue), std::pair(kPastKey, kPastValue), std::pair(kCosCache, kSinCache),
+        std::pair(kQNormWeight, kKNormWeight)}) {
     Require(Has(first) == Has(second), attributes_.node, ": inputs ", kInputNames[first], " and ",
             kInputNames[second], " must be given together");
   }
   ReadQueryShape();
-  CheckKeyAndValue();
+  ReadKeyAndValue();
   ReadPastShape();
   shape_.total_sequence_length = ReadTotalLength();
   shape_.present_rows = std::max(shape_.total_sequence_length, shape_.past_rows);
   CheckLengths();
+  CheckNorms();
   CheckRotary();
   CheckBias();
   CheckSink();
@@ -65,10 +67,19 @@ void GqaInputs::ReadQueryShape() {
       types_.cache == ElementType::kInt4 ? (shape_.head_size + 1) / 2 : shape_.head_size;
 }
 
-void GqaInputs::CheckKeyAndValue() const {
+void GqaInputs::ReadKeyAndValue() {
+  shape_.new_rows = shape_.sequence_length;
   if (shape_.packed) return;
-  const Shape accepted = {shape_.batch_size, shape_.sequence_length,
-                          attributes_.kv_num_heads * shape_.head_size};
+  Shape accepted = {shape_.batch_size, shape_.sequence_length,
+                    attributes_.kv_num_heads * shape_.head_size};
+  // Layers that share a cache give a key without rows to all but the first of them.
+  if (const Shape& key = inputs_[kKey].shape; key.size() == 3 && key[1] == 0) {
+    Require(Has(kPastKey), attributes_.node,
+            ": input key has no rows, so all must be in past_key, which is missing");
+    Require(!Has(kQuerySeqlens), attributes_.node,
+            ": input key has no rows, and query_seqlens says how many are new; leave one out");
+    accepted[1] = shape_.new_rows = 0;
+  }
   for (Input input : {kKey, kValue}) {
     RequireShape(inputs_[input].shape == accepted, input, accepted);
   }
@@ -91,11 +102,17 @@ int64_t GqaInputs::ReadTotalLength() const {
   const Shape& shape = inputs_[kTotalSequenceLength].shape;
   RequireShape(shape.empty() || shape == Shape{1}, kTotalSequenceLength, "[] or [1]");
   const int32_t total = *static_cast<const int32_t*>(inputs_[kTotalSequenceLength].data);
-  const int64_t most = shape_.past_rows + shape_.sequence_length;
-  Require(total >= shape_.sequence_length && total <= most, attributes_.node,
-          ": input total_sequence_length is ", total, "; it must be between ",
-          shape_.sequence_length, " and ", most,
-          ", the tokens of this call and the rows of past_key");
+  Require(total >= shape_.sequence_length, attributes_.node, ": input total_sequence_length is ",
+          total, "; it must be at least ", shape_.sequence_length, ", the tokens of this call");
+  // Otherwise it is only a bound.
+  if (Has(kQuerySeqlens)) return total;
+  const int64_t grown = shape_.past_rows + shape_.new_rows;
+  Require(total <= shape_.past_rows || total == grown, attributes_.node,
+          ": input total_sequence_length is ", total, "; it must be at most ", shape_.past_rows,
+          ", the rows of past_key, or with the new ones ", grown);
+  Require(total == shape_.sequence_length || shape_.sequence_length == 1 || shape_.batch_size == 1,
+          attributes_.node, ": a batch of ", shape_.batch_size, " with ", shape_.sequence_length,
+          " tokens each after a past needs the input query_seqlens");
   return total;
 }
 
@@ -106,6 +123,18 @@ void GqaInputs::CheckLengths() const {
                kSeqlensK,
                batch == 1 ? "[1] or [1, 1]"
                           : Concatenate("[", batch, "], [", batch, ", 1] or [1, ", batch, "]"));
+  if (!Has(kQuerySeqlens)) return;
+  RequireShape(inputs_[kQuerySeqlens].shape == Shape{batch}, kQuerySeqlens, "[", batch, "]");
+  Require(Has(kPastKey), attributes_.node,
+          ": input query_seqlens needs past_key and past_value, which are missing");
+}
+
+void GqaInputs::CheckNorms() const {
+  if (!Has(kQNormWeight)) return;
+  for (Input input : {kQNormWeight, kKNormWeight}) {
+    RequireShape(inputs_[input].shape == Shape{shape_.head_size}, input, "[", shape_.head_size,
+                 "]");
+  }
 }
 
 void GqaInputs::CheckRotary() const {
@@ -113,8 +142,9 @@ void GqaInputs::CheckRotary() const {
   Require(Has(kCosCache), attributes_.node,
           ": do_rotary is 1, but inputs cos_cache and sin_cache are missing");
   const Shape& cos = inputs_[kCosCache].shape;
-  RequireShape(cos.size() == 2 && cos[0] > 0 && cos[1] > 0 && 2 * cos[1] <= shape_.head_size,
-               kCosCache, "[at least one position, at most ", shape_.head_size / 2, "]");
+  const int64_t total = shape_.total_sequence_length;
+  RequireShape(cos.size() == 2 && cos[0] >= total && cos[1] > 0 && 2 * cos[1] <= shape_.head_size,
+               kCosCache, "[at least ", total, " positions, at most ", shape_.head_size / 2, "]");
   RequireShape(inputs_[kSinCache].shape == cos, kSinCache, "cos_cache's, ", cos);
   if (!Has(kPositionIds)) return;
   const Shape accepted = {shape_.batch_size, shape_.sequence_length};

@@ -27,12 +27,16 @@ struct TensorView {
 struct CallShape {
   int64_t batch_size;
   int64_t sequence_length;
+  int64_t new_rows;  // of key and value: S, or 0 where the cache has them already
   int64_t head_size;
   int64_t cache_width;            // last dimension of the caches
   bool packed;                    // query holds Q, K and V
   int64_t past_rows;              // 0 without a past
   int64_t present_rows;           // C
   int64_t total_sequence_length;  // the input
+
+  // Whether the past is nobody's and the call a first prompt.
+  bool is_first_prompt() const { return total_sequence_length == sequence_length; }
 
   Shape OutputShape(const Attributes& attributes) const {
     return {batch_size, sequence_length, attributes.num_heads * head_size};
@@ -69,8 +73,8 @@ class GqaInputs {
       step->value = packed + BytesOf(types_.element, query_width + kv_width);
       step->query_stride = step->kv_stride = query_width + 2 * kv_width;
     } else {
-      step->key = inputs_[kKey].data;
-      step->value = inputs_[kValue].data;
+      step->key = shape_.new_rows > 0 ? inputs_[kKey].data : nullptr;
+      step->value = shape_.new_rows > 0 ? inputs_[kValue].data : nullptr;
       step->query_stride = query_width;
       step->kv_stride = kv_width;
     }
@@ -79,6 +83,10 @@ class GqaInputs {
       step->v_scale = static_cast<const float*>(inputs_[kVScale].data);
       step->scale_per_channel = attributes_.scale_per_channel;
     }
+    step->q_norm_weight = inputs_[kQNormWeight].data;
+    step->k_norm_weight = inputs_[kKNormWeight].data;
+    step->q_norm_epsilon = attributes_.q_norm_epsilon;
+    step->k_norm_epsilon = attributes_.k_norm_epsilon;
     if (attributes_.do_rotary) {
       step->cos_cache = inputs_[kCosCache].data;
       step->sin_cache = inputs_[kSinCache].data;
@@ -111,8 +119,9 @@ class GqaInputs {
   void ReadQueryShape();
   void ReadPastShape();
   int64_t ReadTotalLength() const;
-  void CheckKeyAndValue() const;
+  void ReadKeyAndValue();
   void CheckLengths() const;
+  void CheckNorms() const;
   void CheckRotary() const;
   void CheckBias() const;
   void CheckSink() const;

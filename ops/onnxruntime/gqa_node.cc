@@ -25,16 +25,10 @@ GqaNode::GqaNode(const Ort::ConstKernelInfo& info, const TensorTypes& types)
   }
 }
 
-bool GqaNode::NeedsStock(const GqaInputs& inputs) const {
-  return attributes_.always_stock || inputs.Has(kQNormWeight) || inputs.Has(kKNormWeight) ||
-         inputs.Has(kQuerySeqlens);
-}
-
 void GqaNode::RequireStock(const char* calls) const {
   if (stock_) return;
   Fail(ORT_NOT_IMPLEMENTED, attributes_.node, ": ", kOpName, " leaves to ", kStockDomain, ".",
-       kStockOpName,
-       " calls with query_seqlens, q_norm_weight, k_norm_weight or schedule = stock, ", calls,
+       kStockOpName, " calls with schedule = stock, and ", calls,
        ", but this ONNX Runtime has none for ", NameOf(types_.element), " with ",
        NameOf(types_.cache), " caches: ", why_no_stock_);
 }
@@ -43,8 +37,14 @@ GqaOutputs GqaNode::AllocateOutputs(const Ort::KernelContext& context,
                                     const CallShape& shape) const {
   const Shape attention = shape.OutputShape(attributes_);
   const Shape present = shape.PresentShape(attributes_);
-  return {context.GetOutput(kAttention, attention), context.GetOutput(kPresentKey, present),
-          context.GetOutput(kPresentValue, present)};
+  GqaOutputs outputs = {context.GetOutput(kAttention, attention),
+                        context.GetOutput(kPresentKey, present),
+                        context.GetOutput(kPresentValue, present)};
+  // Bound by the caller.
+  Require(outputs.present_key.GetTensorMutableRawData() !=
+              outputs.present_value.GetTensorMutableRawData(),
+          attributes_.node, ": outputs present_key and present_value are one buffer; bind one each");
+  return outputs;
 }
 
 void GqaNode::RunStock(OrtKernelContext* context, const GqaOutputs& outputs) const {

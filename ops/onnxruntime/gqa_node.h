@@ -28,13 +28,10 @@ class GqaNode {
   const TensorTypes& types() const { return types_; }
   bool HasStock() const { return stock_.has_value(); }
 
-  // Whether the node or its inputs ask for what only the stock operator has.
-  bool NeedsStock(const GqaInputs& inputs) const;
-
   GqaOutputs AllocateOutputs(const Ort::KernelContext& context, const CallShape& shape) const;
 
   // Fails where this ONNX Runtime has no stock operator for these types; `calls` are those that a
-  // provider's kernel leaves to it, beside what NeedsStock says.
+  // provider's kernel leaves to it, beside those of schedule = stock.
   void RequireStock(const char* calls) const;
   void RunStock(OrtKernelContext* context, const GqaOutputs& outputs) const;
 

@@ -37,6 +37,16 @@ void ReadSchedule(const Ort::ConstKernelInfo& info, Attributes* attributes) {
   }
 }
 
+// One of Q or K: its own, or that of both.
+float ReadNormEpsilon(const Ort::ConstKernelInfo& info, const std::string& node, const char* name) {
+  constexpr const char* kBoth = "qk_norm_epsilon";
+  const std::optional<float> own = FindAttribute<float>(info, name);
+  const float epsilon = own ? *own : FindAttribute<float>(info, kBoth).value_or(1e-6f);
+  Require(std::isfinite(epsilon) && epsilon > 0, node, ": the attribute ", own ? name : kBoth,
+          " is ", epsilon, "; it must be positive and finite");
+  return epsilon;
+}
+
 // What the rewriter leaves stock; a hand-made node gets an error that names the feature.
 void RefuseUnsupported(const Ort::ConstKernelInfo& info, const std::string& node) {
   const auto refuse = [&](const char* feature) {
@@ -105,6 +115,8 @@ Attributes ReadAttributes(const Ort::ConstKernelInfo& info, const TensorTypes& t
   attributes.do_rotary = ReadFlag(info, "do_rotary");
   attributes.rotary_interleaved = ReadFlag(info, "rotary_interleaved");
   attributes.smooth_softmax = ReadFlag(info, "smooth_softmax");
+  attributes.q_norm_epsilon = ReadNormEpsilon(info, node, "q_norm_epsilon");
+  attributes.k_norm_epsilon = ReadNormEpsilon(info, node, "k_norm_epsilon");
   ReadQuantisation(info, types.cache, &attributes);
   ReadSchedule(info, &attributes);
   return attributes;

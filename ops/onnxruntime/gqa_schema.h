@@ -120,6 +120,8 @@ struct Attributes {
   bool do_rotary = false;
   bool rotary_interleaved = false;
   bool smooth_softmax = false;
+  float q_norm_epsilon = 0;  // where the inputs ask for the norm
+  float k_norm_epsilon = 0;
   bool scale_per_channel = false;  // of a quantised cache
   // "auto" and "lean" are empty and kLean; "stock" sets always_stock.
   std::optional<Schedule> schedule;

@@ -23,6 +23,7 @@ class EmulatedTensors {
   explicit EmulatedTensors(const gpu::GpuDecode& decode)
       : decode_(decode),
         seqlens_k_(CopyOf<int32_t>(decode.seqlens_k, decode.problem.batch_size)),
+        query_seqlens_(CopyOf<int32_t>(decode.query_seqlens, decode.problem.batch_size)),
         query_(CopyOf<Element>(decode.query, TokensOf(decode.query_stride, num_heads()))),
         key_(CopyOf<Element>(decode.key, TokensOf(decode.kv_stride, kv_num_heads()))),
         value_(CopyOf<Element>(decode.value, TokensOf(decode.kv_stride, kv_num_heads()))),
@@ -30,6 +31,8 @@ class EmulatedTensors {
         value_cache_(CopyOf<Cache>(decode.value_cache, CacheCount())),
         k_scale_(CopyOf<float>(decode.k_scale, ScaleCount())),
         v_scale_(CopyOf<float>(decode.v_scale, ScaleCount())),
+        q_norm_(CopyOf<Element>(decode.q_norm_weight, head_size())),
+        k_norm_(CopyOf<Element>(decode.k_norm_weight, head_size())),
         cos_(CopyOf<Element>(decode.cos_cache, decode.rotary_rows * decode.rotary_half)),
         sin_(CopyOf<Element>(decode.sin_cache, decode.rotary_rows * decode.rotary_half)),
         position_ids_(CopyOf<int64_t>(decode.position_ids, Tokens())),
@@ -42,11 +45,13 @@ class EmulatedTensors {
     gpu::DecodeArgs<Element, Cache> args = {};
     args.problem = decode_.problem;
     args.problem.seqlens_k = nullptr;  // the host's, which no kernel may need
+    args.problem.query_seqlens = nullptr;
     args.seqlens_k = seqlens_k_.ConstPtr();
+    args.query_seqlens = IfAny(query_seqlens_);
     args.max_length = decode_.max_length;
     args.query = query_.ConstPtr();
-    args.key = key_.ConstPtr();
-    args.value = value_.ConstPtr();
+    args.key = IfAny(key_);
+    args.value = IfAny(value_);
     args.query_stride = decode_.query_stride;
     args.kv_stride = decode_.kv_stride;
     args.key_cache = key_cache_.Ptr();
@@ -54,6 +59,10 @@ class EmulatedTensors {
     args.k_scale = IfAny(k_scale_);
     args.v_scale = IfAny(v_scale_);
     args.scale_per_channel = decode_.scale_per_channel;
+    args.q_norm_weight = IfAny(q_norm_);
+    args.k_norm_weight = IfAny(k_norm_);
+    args.q_norm_epsilon = decode_.q_norm_epsilon;
+    args.k_norm_epsilon = decode_.k_norm_epsilon;
     args.cos_cache = IfAny(cos_);
     args.sin_cache = IfAny(sin_);
     args.rotary_rows = decode_.rotary_rows;
@@ -119,11 +128,11 @@ class EmulatedTensors {
   }
 
   const gpu::GpuDecode decode_;
-  Buffer<int32_t> seqlens_k_;
+  Buffer<int32_t> seqlens_k_, query_seqlens_;
   Buffer<Element> query_, key_, value_;
   Buffer<Cache> key_cache_, value_cache_;
   Buffer<float> k_scale_, v_scale_;
-  Buffer<Element> cos_, sin_;
+  Buffer<Element> q_norm_, k_norm_, cos_, sin_;
   Buffer<int64_t> position_ids_;
   Buffer<Element> bias_, sink_, output_;
 };

@@ -8,6 +8,8 @@ gpu::GpuDecode DecodeOf(Step* step, const GpuLaunch& launch) {
   decode.problem = args.problem;
   decode.element_type = args.element_type;
   decode.seqlens_k = launch.seqlens_k.empty() ? args.problem.seqlens_k : launch.seqlens_k.data();
+  decode.query_seqlens =
+      launch.query_seqlens.empty() ? args.problem.query_seqlens : launch.query_seqlens.data();
   decode.max_length = step->cache_rows() - step->spec().spare_rows;
   decode.query = args.query;
   decode.key = args.key;
@@ -19,6 +21,10 @@ gpu::GpuDecode DecodeOf(Step* step, const GpuLaunch& launch) {
   decode.k_scale = args.k_scale;
   decode.v_scale = args.v_scale;
   decode.scale_per_channel = args.scale_per_channel;
+  decode.q_norm_weight = args.q_norm_weight;
+  decode.k_norm_weight = args.k_norm_weight;
+  decode.q_norm_epsilon = args.q_norm_epsilon;
+  decode.k_norm_epsilon = args.k_norm_epsilon;
   decode.cos_cache = args.cos_cache;
   decode.sin_cache = args.sin_cache;
   decode.rotary_rows = args.rotary_half > 0 ? step->cos.count() / args.rotary_half : 0;

@@ -47,11 +47,13 @@ StepSpec SpecOf(uint64_t seed) {
   spec.num_heads = 6;
   spec.sequence_length = 2;
   spec.lengths = {2, 37, 457};
+  spec.queries = {2, 1, 2};
   spec.tile_tokens = 128;
   spec.bias = true;
   spec.bias_per_sequence = true;
   spec.rotary_half = 8;
   spec.position_ids = true;
+  spec.norm = true;
   spec.seed = static_cast<uint32_t>(seed);
   return spec;
 }

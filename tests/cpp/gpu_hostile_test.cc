@@ -44,7 +44,6 @@ TEST_P(GpuHostile, Lengths) {
   const Step before(Spec());
   const StepSpec& spec = before.spec();
   const Step want = AfterLaunch(before);
-  const int32_t shortest = spec.sequence_length - 1;
   const int32_t longest = spec.lengths.back() - 1;
   for (int64_t changed = 0; changed < before.batch_size(); ++changed) {
     for (int32_t wrong : {kLeast, kLeast + 1, -2, -1, longest + 1, longest + 8, kMost - 1, kMost}) {
@@ -56,11 +55,33 @@ TEST_P(GpuHostile, Lengths) {
         for (int64_t b = 0; b < before.batch_size(); ++b) {
           if (b != changed) ExpectSameBitsOf(b, step, b, want);
         }
-        launch.seqlens_k[changed] = wrong < 0 ? shortest : longest;
+        launch.seqlens_k[changed] = wrong < 0 ? 0 : longest;
         ExpectSameBits(step, AfterLaunch(before, launch));
       }
     }
   }
+}
+
+// Likewise numbers of query tokens, of a sequence that is long and of one that is shorter than
+// them.
+TEST_P(GpuHostile, QueryLengths) {
+  StepSpec spec = Spec();
+  spec.lengths = {20, 50, 1, 90};
+  const Step before(spec);
+  const int32_t tokens = spec.sequence_length;
+  GpuLaunch launch = {Schedule::kLean, 5};
+  for (int64_t changed : {1, 2}) {
+    for (int32_t wrong : {kLeast, -1, tokens + 1, kMost}) {
+      launch.query_seqlens = {tokens, 1, 1, 0};
+      launch.query_seqlens[changed] = wrong;
+      const Step step = AfterLaunch(before, launch);
+      launch.query_seqlens[changed] = wrong < 0 ? 0 : (changed == 2 ? 1 : tokens);
+      ExpectSameBits(step, AfterLaunch(before, launch));
+    }
+  }
+  launch.seqlens_k = {kMost, kLeast, -1, 3};
+  launch.query_seqlens = {kLeast, kMost, 2, kMost};
+  AfterLaunch(before, launch);
 }
 
 TEST_P(GpuHostile, AllLengthsAtOnce) {

@@ -25,6 +25,7 @@ struct GpuLaunch {
   // What device memory holds instead of what the step says; empty: the same.
   std::vector<int32_t> seqlens_k = {};
   std::vector<int64_t> position_ids = {};
+  std::vector<int32_t> query_seqlens = {};
 };
 
 // What a launch leaves behind. Tensors were in buffers of their exact size, which only the output

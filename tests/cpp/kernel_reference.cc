@@ -6,6 +6,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace lean_attention::testing {
@@ -68,6 +69,26 @@ Row Rotated(const Step& step, Row x, int64_t b, int64_t s) {
   return x;
 }
 
+// The RMS norm of a head of Q or K.
+Row Normalised(Row x, const Tensor& weight, double epsilon) {
+  if (weight.empty()) return x;
+  double squares = 0;
+  for (double value : x) squares += value * value;
+  const double factor = 1 / std::sqrt(squares / static_cast<double>(x.size()) + epsilon);
+  for (size_t h = 0; h < x.size(); ++h) x[h] *= factor * weight[static_cast<int64_t>(h)];
+  return x;
+}
+
+Row QueryOf(const Step& step, int64_t b, int64_t s, int64_t n) {
+  Row query = RowOf(step.query, step.QueryRow(b, s, n), step.spec().head_size);
+  return Rotated(step, Normalised(std::move(query), step.q_norm, 1e-6f), b, s);
+}
+
+Row KeyOf(const Step& step, int64_t b, int64_t s, int64_t k) {
+  Row key = RowOf(step.key(), step.KeyRow(b, s, k), step.spec().head_size);
+  return Rotated(step, Normalised(std::move(key), step.k_norm, 0.5f), b, s);
+}
+
 bool SameBytes(const Tensor& a, int64_t a_begin, const Tensor& b, int64_t b_begin, int64_t count) {
   const int64_t from = a.ByteOffset(a_begin);
   return std::memcmp(a.data() + from, b.data() + b.ByteOffset(b_begin),
@@ -98,14 +119,15 @@ void ExpectNewRowsAreRight(const Step& step, int64_t b, int64_t k) {
   const auto stored = [&](double x, float scale) {
     return quantised ? Quantised(x, scale, format) : x;
   };
-  // What is not rotated is stored exactly. Next to the middle between two whole numbers, rotation
-  // may end on either side.
+  // What is not rotated or normalised is stored exactly. Next to the middle between two whole
+  // numbers, what is may end on either side.
+  const bool exact = spec.rotary_half == 0 && !spec.norm;
   const double step_between = format.most > 0 ? 1 : 2 * format.tiny;
-  Differences keys(spec.rotary_half == 0 ? 0 : (quantised ? step_between : 1e-6),
-                   spec.rotary_half == 0 ? 0 : format.epsilon * (quantised ? 2 : 1));
+  Differences keys(exact ? 0 : (quantised ? step_between : 1e-6),
+                   exact ? 0 : format.epsilon * (quantised ? 2 : 1));
   Differences values(0, 0);
-  for (int64_t s = 0; s < spec.sequence_length; ++s) {
-    const Row key = Rotated(step, RowOf(step.key(), step.KeyRow(b, s, k), size), b, s);
+  for (int64_t s = 0; s < step.queries(b) && !spec.without_new_rows; ++s) {
+    const Row key = KeyOf(step, b, s, k);
     const Row value = RowOf(step.value(), step.ValueRow(b, s, k), size);
     const int64_t token = step.past(b) + s;
     const int64_t row = step.PresentRow(b, k, token);
@@ -127,7 +149,7 @@ void ExpectCacheIsRight(const Step& step, const Step& before) {
     for (int64_t k = 0; k < spec.kv_num_heads; ++k) {
       const int64_t past = step.PastRow(b, k, 0);
       const int64_t begin = step.PresentRow(b, k, 0);
-      const int64_t count = step.past(b) * spec.head_size;
+      const int64_t count = step.given(b) * spec.head_size;
       EXPECT_TRUE(count == 0 ||
                   (SameBytes(step.present_key, begin, before.past_key(), past, count) &&
                    SameBytes(step.present_value, begin, before.past_value(), past, count)))
@@ -163,7 +185,7 @@ Row ScoresOf(const Step& step, int64_t b, int64_t s, int64_t n, const KeyRange& 
              const Row& keys, Operands operands) {
   const StepSpec& spec = step.spec();
   const int64_t size = spec.head_size;
-  Row query = Rotated(step, RowOf(step.query, step.QueryRow(b, s, n), size), b, s);
+  Row query = QueryOf(step, b, s, n);
   if (operands == Operands::kElements) query = Rounded(query, spec.types.element);
   Row scores;
   for (int64_t j = visible.begin; j < visible.end; ++j) {
@@ -197,7 +219,11 @@ void ExpectOutputIsRight(const Step& step, Operands operands) {
     }
     for (int64_t n = k * step.group(); n < (k + 1) * step.group(); ++n) {
       const double sink = spec.sink ? step.sink[n] : (spec.smooth_softmax ? 0.0 : -INFINITY);
-      for (int64_t s = 0; s < spec.sequence_length; ++s) {
+      for (int64_t s = step.queries(b); s < spec.sequence_length; ++s) {
+        const Row padding = RowOf(step.output, step.OutputRow(b, s, n), size);
+        for (int64_t h = 0; h < size; ++h) outputs.Compare(padding[h], 0, {b, s, n, h});
+      }
+      for (int64_t s = 0; s < step.queries(b); ++s) {
         const int64_t end = step.past(b) + s + 1;
         const int64_t begin = spec.window > 0 ? std::max<int64_t>(0, end - spec.window) : 0;
         const Row scores = ScoresOf(step, b, s, n, {begin, end}, keys, operands);

@@ -51,6 +51,7 @@ Step WithMaskedKeys(const StepSpec& spec, int64_t begin, int64_t end, double mas
 Step Alone(const Step& batch, int64_t sequence) {
   StepSpec spec = batch.spec();
   spec.lengths = {spec.lengths[sequence]};
+  if (!spec.queries.empty()) spec.queries = {spec.queries[sequence]};
   spec.spare_rows = batch.cache_rows() - spec.lengths[0];
   Step step(spec);
   Take(batch.query, sequence, step.query);

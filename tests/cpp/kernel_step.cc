@@ -36,8 +36,12 @@ std::ostream& operator<<(std::ostream& out, const StepSpec& spec) {
   out << spec.types << ' ' << spec.num_heads << '/' << spec.kv_num_heads << " heads of "
       << spec.head_size << ", " << spec.sequence_length << " tokens, lengths";
   for (int32_t length : spec.lengths) out << ' ' << length;
+  for (size_t b = 0; b < spec.queries.size(); ++b) {
+    out << (b == 0 ? ", queries " : " ") << spec.queries[b];
+  }
   return out << ", window " << spec.window << ", rotary " << spec.rotary_half
-             << (spec.separate_past ? ", separate past" : "") << (spec.packed ? ", packed" : "");
+             << (spec.separate_past ? ", separate past" : "") << (spec.packed ? ", packed" : "")
+             << (spec.without_new_rows ? ", no new rows" : "") << (spec.norm ? ", norm" : "");
 }
 
 Tensor::Tensor(ElementType type, int64_t rows, int64_t row_size, bool misaligned)
@@ -60,8 +64,9 @@ bool Tensor::IsSameAs(const Tensor& other) const {
 Step::Step(const StepSpec& spec)
     : spec_(spec),
       longest_(*std::max_element(spec.lengths.begin(), spec.lengths.end())),
-      past_rows_(longest_ - spec.sequence_length),
+      past_rows_(0),
       cache_rows_(longest_ + spec.spare_rows) {
+  for (int64_t b = 0; b < batch_size(); ++b) past_rows_ = std::max(past_rows_, given(b));
   const auto tensor = [&](int64_t rows, int64_t row_size) {
     return Tensor(spec_.types.element, rows, row_size, spec_.misaligned);
   };
@@ -92,9 +97,9 @@ Step::Step(const StepSpec& spec)
     past_value_ = cache(batch_size() * kv_heads * past_rows_);
   }
   for (int64_t b = 0; b < batch_size(); ++b) {
-    for (int64_t k = 0; k < kv_heads && past(b) > 0; ++k) {
+    for (int64_t k = 0; k < kv_heads && given(b) > 0; ++k) {
       const int64_t begin = PastRow(b, k, 0);
-      const int64_t end = PastRow(b, k, past(b));
+      const int64_t end = PastRow(b, k, given(b));
       Fill(past_key(), begin, end, 1, random);
       Fill(past_value(), begin, end, 1, random);
     }
@@ -140,7 +145,18 @@ Step::Step(const StepSpec& spec)
     sink = tensor(1, spec_.num_heads);
     FillAll(sink, 2, random);
   }
+  if (spec_.norm) {
+    q_norm = tensor(1, size);
+    k_norm = tensor(1, size);
+    FillAll(q_norm, 2, random);
+    FillAll(k_norm, 2, random);
+  }
   output = tensor(tokens * spec_.num_heads, size);
+}
+
+int64_t Step::queries(int64_t b) const {
+  return spec_.queries.empty() ? std::min(spec_.sequence_length, spec_.lengths[b])
+                               : spec_.queries[b];
 }
 
 float Step::scale() const {
@@ -207,12 +223,15 @@ cpu::DecodeArgs Step::Args() {
   args.problem.local_window_size = spec_.window;
   args.problem.cache_type = spec_.types.cache;
   args.problem.tile_tokens = spec_.tile_tokens;
+  args.problem.query_seqlens = spec_.queries.empty() ? nullptr : spec_.queries.data();
 
   args.element_type = spec_.types.element;
 
   args.query = query.data();
-  args.key = key().data() + key().ByteOffset(KeyRow(0, 0, 0));
-  args.value = value().data() + value().ByteOffset(ValueRow(0, 0, 0));
+  if (!spec_.without_new_rows) {
+    args.key = key().data() + key().ByteOffset(KeyRow(0, 0, 0));
+    args.value = value().data() + value().ByteOffset(ValueRow(0, 0, 0));
+  }
   args.query_stride = spec_.packed ? InputStride() : int64_t{spec_.num_heads} * spec_.head_size;
   args.kv_stride = InputStride();
 
@@ -225,6 +244,11 @@ cpu::DecodeArgs Step::Args() {
   args.k_scale = spec_.types.IsQuantised() ? k_scale_.data() : nullptr;
   args.v_scale = spec_.types.IsQuantised() ? v_scale_.data() : nullptr;
   args.scale_per_channel = spec_.types.scale_per_channel;
+
+  args.q_norm_weight = q_norm.data();
+  args.k_norm_weight = k_norm.data();
+  args.q_norm_epsilon = 1e-6f;
+  args.k_norm_epsilon = 0.5f;  // of the size of a mean square, so that leaving it out would show
 
   args.cos_cache = cos.data();
   args.sin_cache = sin.data();
@@ -247,8 +271,9 @@ cpu::DecodeArgs Step::Args() {
 }
 
 bool Step::IsIntact() const {
-  for (const Tensor* tensor : {&query, &key_, &value_, &past_key_, &past_value_, &present_key,
-                               &present_value, &cos, &sin, &bias, &sink, &output}) {
+  for (const Tensor* tensor :
+       {&query, &key_, &value_, &past_key_, &past_value_, &present_key, &present_value, &q_norm,
+        &k_norm, &cos, &sin, &bias, &sink, &output}) {
     if (!tensor->IsIntact()) return false;
   }
   return true;

@@ -24,12 +24,14 @@ struct StepSpec {
   int32_t kv_num_heads = 2;
   int32_t head_size = 32;
   std::vector<int32_t> lengths = {33};  // T_b, this step's tokens included
+  std::vector<int32_t> queries = {};    // Q_b; empty: min(S, T_b), and the kernel is not told
   int64_t spare_rows = 0;               // of the cache past the longest sequence
   int32_t tile_tokens = 64;
 
   bool separate_past = false;
-  bool packed = false;      // query, key and value in one tensor
-  bool misaligned = false;  // tensors begin one element after a multiple of 64 bytes
+  bool without_new_rows = false;  // the cache has them already
+  bool packed = false;            // query, key and value in one tensor
+  bool misaligned = false;        // tensors begin one element after a multiple of 64 bytes
 
   int64_t window = -1;
   float softcap = 0;
@@ -42,6 +44,7 @@ struct StepSpec {
   int32_t rotary_half = 0;
   bool rotary_interleaved = false;
   bool position_ids = false;  // positions of their own, not those of the rows
+  bool norm = false;
 
   uint32_t seed = 1;
 };
@@ -90,7 +93,10 @@ class Step {
   const StepSpec& spec() const { return spec_; }
   int64_t batch_size() const { return static_cast<int64_t>(spec_.lengths.size()); }
   int64_t group() const { return spec_.num_heads / spec_.kv_num_heads; }
-  int64_t past(int64_t b) const { return spec_.lengths[b] - spec_.sequence_length; }
+  int64_t queries(int64_t b) const;
+  int64_t past(int64_t b) const { return spec_.lengths[b] - queries(b); }
+  // Rows of the cache that there are before the step.
+  int64_t given(int64_t b) const { return spec_.without_new_rows ? spec_.lengths[b] : past(b); }
   int64_t cache_rows() const { return cache_rows_; }
   float scale() const;
   // What a number of the cache stands for, in units of its own.
@@ -123,7 +129,7 @@ class Step {
   // Whether nothing was written past a tensor.
   bool IsIntact() const;
 
-  Tensor query, present_key, present_value, cos, sin, bias, sink, output;
+  Tensor query, present_key, present_value, q_norm, k_norm, cos, sin, bias, sink, output;
 
  private:
   float ScaleOf(const std::vector<float>& scales, int64_t k, int64_t h) const;

@@ -49,6 +49,12 @@ void SetCache(ElementType type, GpuDecode& d) {
   d.v_scale = static_cast<const float*>(Address(0xE000));
 }
 
+void SetNorm(float epsilon, GpuDecode& d) {
+  d.q_norm_weight = Address(0xF000);
+  d.k_norm_weight = Address(0xF100);
+  d.q_norm_epsilon = d.k_norm_epsilon = epsilon;
+}
+
 using Change = std::function<void(GpuDecode&)>;
 
 Status After(const Change& change) {
@@ -85,6 +91,8 @@ TEST(Check, PassesWhatIsRight) {
       [](GpuDecode& d) { d.query_stride = d.kv_stride = 12 * 128; },
       [](GpuDecode& d) { d.max_length = d.rotary_rows = d.bias_row_stride = d.problem.cache_rows; },
       [](GpuDecode& d) { d.problem.sequence_length = 100; },
+      [](GpuDecode& d) { d.key = d.value = nullptr; },
+      [](GpuDecode& d) { SetNorm(1e-6f, d); },
       [](GpuDecode& d) {
         d.position_ids = static_cast<const int64_t*>(Address(0xC000));
         d.rotary_rows = 1;
@@ -101,8 +109,8 @@ TEST(Check, RefusesNullPointers) {
   ExpectRefused(StatusCode::kInvalidArgument,
                 {{"seqlens_k is null", [](GpuDecode& d) { d.seqlens_k = nullptr; }},
                  {"query is null", [](GpuDecode& d) { d.query = nullptr; }},
-                 {"key is null", [](GpuDecode& d) { d.key = nullptr; }},
-                 {"value is null", [](GpuDecode& d) { d.value = nullptr; }},
+                 {"key and value must be given", [](GpuDecode& d) { d.key = nullptr; }},
+                 {"key and value must be given", [](GpuDecode& d) { d.value = nullptr; }},
                  {"key_cache is null", [](GpuDecode& d) { d.key_cache = nullptr; }},
                  {"value_cache is null", [](GpuDecode& d) { d.value_cache = nullptr; }},
                  {"output is null", [](GpuDecode& d) { d.output = nullptr; }}});
@@ -113,6 +121,12 @@ TEST(Check, RefusesMisalignedPointers) {
   const std::vector<std::pair<std::string, Change>> cases = {
       {"seqlens_k is not aligned to 4 bytes",
        [=](GpuDecode& d) { d.seqlens_k = static_cast<const int32_t*>(at(0x1002)); }},
+      {"query_seqlens is not aligned to 4 bytes",
+       [=](GpuDecode& d) { d.query_seqlens = static_cast<const int32_t*>(at(0x1102)); }},
+      {"q_norm_weight is not aligned to 2 bytes",
+       [=](GpuDecode& d) { d.q_norm_weight = at(0xF001); }},
+      {"k_norm_weight is not aligned to 2 bytes",
+       [=](GpuDecode& d) { d.k_norm_weight = at(0xF101); }},
       {"query is not aligned to 2 bytes", [=](GpuDecode& d) { d.query = at(0x2001); }},
       {"key is not aligned to 2 bytes", [=](GpuDecode& d) { d.key = at(0x3001); }},
       {"value is not aligned to 2 bytes", [=](GpuDecode& d) { d.value = at(0x4001); }},
@@ -256,6 +270,14 @@ TEST(Check, RefusesNumbers) {
   ExpectRefused(
       StatusCode::kInvalidArgument,
       {{"scale is nan", [](GpuDecode& d) { d.scale = std::numeric_limits<float>::quiet_NaN(); }},
+       {"q_norm_epsilon is 0;", [](GpuDecode& d) { SetNorm(0, d); }},
+       {"q_norm_epsilon is inf;",
+        [](GpuDecode& d) { SetNorm(std::numeric_limits<float>::infinity(), d); }},
+       {"k_norm_epsilon is -1;",
+        [](GpuDecode& d) {
+          SetNorm(1, d);
+          d.k_norm_epsilon = -1;
+        }},
        {"softcap is inf;",
         [](GpuDecode& d) { d.softcap = std::numeric_limits<float>::infinity(); }},
        {"softcap is -1;", [](GpuDecode& d) { d.softcap = -1; }}});

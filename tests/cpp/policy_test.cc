@@ -100,7 +100,8 @@ TEST(MostTiles, BoundsEveryShorterLength) {
       p.sequence_length = tokens;
       int64_t most = 0;
       for (int64_t length = tokens; length <= 5000; ++length) {
-        most = std::max<int64_t>(most, TilingFor(p, length).count);
+        most = std::max<int64_t>(most, TilingFor(p, {length, tokens}).count);
+        EXPECT_EQ(TilingFor(p, {length, 0}).count, 1);  // idle
         EXPECT_GE(MostTiles(p, length), most) << window << " " << tokens << " " << length;
       }
       EXPECT_EQ(MostTiles(p, 5000), most) << window << " " << tokens;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace lean_attention {
 namespace {
 
@@ -29,35 +31,51 @@ TEST(BytesOf, RoundsUpToWholeBytes) {
   EXPECT_EQ(BytesOf(ElementType::kBFloat16, 3), 6);
 }
 
-TEST(TotalLength, StaysWithinTheCacheWhateverTheCallerSays) {
+TEST(LengthsOf, StaysWithinCacheAndStepWhateverTheCallerSays) {
   const int32_t seqlens_k[] = {1, 9, 10, INT32_MAX, -1, INT32_MIN};
   Problem p = {};
   p.batch_size = 6;
   p.sequence_length = 2;
   p.cache_rows = 10;
   p.seqlens_k = seqlens_k;
-  const int64_t lengths[] = {2, 10, 10, 10, 2, 2};
-  for (int32_t b = 0; b < p.batch_size; ++b) EXPECT_EQ(TotalLength(p, b), lengths[b]);
+  const int64_t keys[] = {2, 10, 10, 10, 1, 1};
+  for (int32_t b = 0; b < p.batch_size; ++b) {
+    EXPECT_EQ(LengthsOf(p, b).keys, keys[b]);
+    EXPECT_EQ(LengthsOf(p, b).queries, std::min<int64_t>(2, keys[b]));
+  }
+  const int32_t query_seqlens[] = {0, 1, INT32_MAX, INT32_MIN, -1, 2};
+  p.query_seqlens = query_seqlens;
+  const int32_t queries[] = {0, 1, 2, 0, 0, 1};
+  for (int32_t b = 0; b < p.batch_size; ++b) {
+    EXPECT_EQ(LengthsOf(p, b).keys, keys[b]);
+    EXPECT_EQ(LengthsOf(p, b).queries, queries[b]);
+  }
+}
+
+TEST(FirstVisibleKey, IsTheOldestTokensOrTheLastOfAllWhereASequenceIdles) {
+  Problem p = {};
+  EXPECT_EQ(FirstVisibleKey(p, {10, 3}), 0);
+  EXPECT_EQ(FirstVisibleKey(p, {10, 0}), 9);
+  p.local_window_size = 2;
+  EXPECT_EQ(FirstVisibleKey(p, {10, 3}), 6);
+  EXPECT_EQ(FirstVisibleKey(p, {10, 1}), 8);
+  EXPECT_EQ(FirstVisibleKey(p, {10, 0}), 9);
 }
 
 TEST(VisibleKeys, EndsAtTheTokenAndBeginsWithTheWindow) {
-  const int32_t seqlens_k[] = {9};  // T = 10
+  const Lengths lengths = {10, 3};
   Problem p = {};
-  p.batch_size = 1;
-  p.sequence_length = 3;
-  p.cache_rows = 10;
-  p.seqlens_k = seqlens_k;
-  EXPECT_EQ(PastLength(p, 0), 7);
+  EXPECT_EQ(lengths.past(), 7);
   for (int32_t token = 0; token < 3; ++token) {
-    EXPECT_EQ(VisibleKeys(p, 0, token).begin, 0);
-    EXPECT_EQ(VisibleKeys(p, 0, token).end, 8 + token);
+    EXPECT_EQ(VisibleKeys(p, lengths, token).begin, 0);
+    EXPECT_EQ(VisibleKeys(p, lengths, token).end, 8 + token);
   }
   p.local_window_size = 1;
-  EXPECT_EQ(VisibleKeys(p, 0, 2).begin, 9);
-  EXPECT_EQ(VisibleKeys(p, 0, 2).end, 10);
+  EXPECT_EQ(VisibleKeys(p, lengths, 2).begin, 9);
+  EXPECT_EQ(VisibleKeys(p, lengths, 2).end, 10);
   p.local_window_size = 9;
-  EXPECT_EQ(VisibleKeys(p, 0, 0).begin, 0);
-  EXPECT_EQ(VisibleKeys(p, 0, 2).begin, 1);
+  EXPECT_EQ(VisibleKeys(p, lengths, 0).begin, 0);
+  EXPECT_EQ(VisibleKeys(p, lengths, 2).begin, 1);
 }
 
 }  // namespace

@@ -108,14 +108,17 @@ Status CheckPointers(const GpuDecode& d) {
     size_t alignment;
     bool is_optional;
   } tensors[] = {{"seqlens_k", d.seqlens_k, sizeof(int32_t), false},
+                 {"query_seqlens", d.query_seqlens, sizeof(int32_t), true},
                  {"k_scale", d.k_scale, sizeof(float), !has_scales},
                  {"v_scale", d.v_scale, sizeof(float), !has_scales},
                  {"query", d.query, kElement, false},
-                 {"key", d.key, kElement, false},
-                 {"value", d.value, kElement, false},
+                 {"key", d.key, kElement, true},
+                 {"value", d.value, kElement, true},
                  {"key_cache", d.key_cache, kCache, false},
                  {"value_cache", d.value_cache, kCache, false},
                  {"output", d.output, kElement, false},
+                 {"q_norm_weight", d.q_norm_weight, kElement, true},
+                 {"k_norm_weight", d.k_norm_weight, kElement, true},
                  {"cos_cache", d.cos_cache, kElement, true},
                  {"sin_cache", d.sin_cache, kElement, true},
                  {"position_ids", d.position_ids, sizeof(int64_t), true},
@@ -126,6 +129,9 @@ Status CheckPointers(const GpuDecode& d) {
     if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0) {
       return Invalid(name, " is not aligned to ", alignment, " bytes");
     }
+  }
+  if ((d.key == nullptr) != (d.value == nullptr)) {
+    return Invalid("key and value must be given together");
   }
   if (d.key_cache == d.value_cache) return Invalid("key_cache and value_cache are one buffer");
   return {};
@@ -196,6 +202,17 @@ Status CheckRotary(const GpuDecode& d) {
 
 Status CheckNumbers(const GpuDecode& d) {
   if (!std::isfinite(d.scale)) return Invalid("scale is ", d.scale);
+  const struct {
+    const char* name;
+    const void* weight;
+    float epsilon;
+  } norms[] = {{"q_norm_epsilon", d.q_norm_weight, d.q_norm_epsilon},
+               {"k_norm_epsilon", d.k_norm_weight, d.k_norm_epsilon}};
+  for (const auto& [name, weight, epsilon] : norms) {
+    if (weight != nullptr && !(epsilon > 0 && std::isfinite(epsilon))) {
+      return Invalid(name, " is ", epsilon, "; it must be positive and finite");
+    }
+  }
   if (!std::isfinite(d.softcap) || d.softcap < 0) {
     return Invalid("softcap is ", d.softcap, "; it must not be negative");
   }

@@ -29,8 +29,9 @@ DecodeArgs<Element, Cache> ArgsOf(const GpuDecode& d, const GpuDecision& decisio
   const auto input = [](const void* tensor) { return static_cast<const Element*>(tensor); };
   DecodeArgs<Element, Cache> args = {};
   args.problem = d.problem;
-  args.problem.seqlens_k = nullptr;
+  args.problem.seqlens_k = args.problem.query_seqlens = nullptr;
   args.seqlens_k = d.seqlens_k;
+  args.query_seqlens = d.query_seqlens;
   args.max_length = d.max_length;
   args.schedule = decision.schedule;
   args.amount = decision.amount;
@@ -44,6 +45,10 @@ DecodeArgs<Element, Cache> ArgsOf(const GpuDecode& d, const GpuDecision& decisio
   args.k_scale = d.k_scale;
   args.v_scale = d.v_scale;
   args.scale_per_channel = d.scale_per_channel;
+  args.q_norm_weight = input(d.q_norm_weight);
+  args.k_norm_weight = input(d.k_norm_weight);
+  args.q_norm_epsilon = d.q_norm_epsilon;
+  args.k_norm_epsilon = d.k_norm_epsilon;
   args.cos_cache = input(d.cos_cache);
   args.sin_cache = input(d.sin_cache);
   args.rotary_rows = d.rotary_rows;

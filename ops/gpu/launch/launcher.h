@@ -44,16 +44,18 @@ struct Status {
 // overlap no other tensor. A null pointer stands for an input that is not there. B, S, N, K, H, C,
 // T as in ops/decode/problem.h.
 struct GpuDecode {
-  Problem problem;           // its seqlens_k is not read: the next one is
+  Problem problem;           // its pointers are not read: the next ones are
   ElementType element_type;  // float16 or bfloat16; problem.cache_type: the same, int8, float8e4m3
 
-  const int32_t* seqlens_k;  // [B], T_b - 1; in the kernel bounded to max_length
-  int64_t max_length;        // what the host knows of the lengths: none is above, S <= it <= C
+  const int32_t* seqlens_k;      // [B], T_b - 1; in the kernel bounded to max_length
+  const int32_t* query_seqlens;  // [B], Q_b, likewise; null: min(S, T_b) for all
+  int64_t max_length;            // what the host knows of the lengths: none is above, S <= it <= C
 
   std::optional<Schedule> schedule;  // none: the policy chooses
 
   const void* query;     // [B, S, N, H], query_stride elements from token to token
-  const void* key;       // [B, S, K, H], kv_stride elements from token to token
+  const void* key;       // [B, S, K, H], kv_stride elements from token to token; null, and value:
+                         // the cache holds the step's rows already, as of layers that share one
   const void* value;     // as key
   int64_t query_stride;  // N * H, or (N + 2K) * H when packed
   int64_t kv_stride;
@@ -65,6 +67,11 @@ struct GpuDecode {
   const float* k_scale;  // [K, H], or [1]
   const float* v_scale;  // likewise
   bool scale_per_channel;
+
+  const void* q_norm_weight;  // [H], of the RMS norm of each head; null: none
+  const void* k_norm_weight;
+  float q_norm_epsilon;
+  float k_norm_epsilon;
 
   const void* cos_cache;  // [rotary_rows, rotary_half]; null: no rotary
   const void* sin_cache;

@@ -1,21 +1,26 @@
 """`lean-attention doctor`: what is installed here, and whether it works together."""
 
 import platform
+from collections.abc import Collection
 from importlib.metadata import distributions
 
 import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import lean_attention
 from lean_attention import gpu, kernels
 from lean_attention.errors import LeanAttentionError
 
-__all__ = ["doctor"]
+__all__ = ["advise", "doctor"]
 
-_COMPANIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-genai", "onnx", "onnx-ir", "optimum")
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-rocm")
+_COMPANIONS = (*_RUNTIMES, "onnxruntime-genai", "onnx", "onnx-ir", "optimum")
+_PROVIDERS = {"CUDA": "CUDAExecutionProvider", "ROCm": "ROCMExecutionProvider"}
+_PACKAGES = {"CUDA": "onnxruntime-gpu[cuda,cudnn]", "ROCm": "onnxruntime-rocm==1.22.2.post3"}
 
 
 def _versions() -> dict[str, str]:
@@ -24,6 +29,36 @@ def _versions() -> dict[str, str]:
         distribution.name.lower(): distribution.version for distribution in distributions()
     }
     return found | {name: installed[name] for name in _COMPANIONS if name in installed}
+
+
+def advise(installed: Collection[str], providers: Collection[str], backend: str | None) -> list[str]:
+    """Returns what does not fit together here, and what to do: one line each.
+
+    Args:
+        installed: Names of distributions.
+        providers: That ONNX Runtime was built with.
+        backend: The GPUs that the library was built for, or None.
+    """
+    advice = []
+    runtimes = [name for name in _RUNTIMES if name in installed]
+    if len(runtimes) > 1:
+        advice.append(
+            f"{' and '.join(runtimes)} lie in one folder, over each other; uninstall all of them, "
+            "and install one"
+        )
+    if backend in _PROVIDERS and _PROVIDERS[backend] not in providers:
+        advice.append(
+            f"the library has kernels for {backend}, and this ONNX Runtime no "
+            f"{_PROVIDERS[backend]}; uninstall it, and pip install '{_PACKAGES[backend]}'"
+        )
+    for name, provider in _PROVIDERS.items():
+        if provider in providers and backend != name:
+            advice.append(
+                f"this ONNX Runtime has the {provider}, and the library no kernels for {name}: its "
+                "nodes stay on the CPU; for the GPU, install lean-attention again from a checkout "
+                f"with 'pip install . -C cmake.define.LEAN_ATTENTION_{name.upper()}=ON'"
+            )
+    return advice
 
 
 def _run_one_step() -> None:
@@ -82,12 +117,16 @@ def _run_one_step() -> None:
 
 
 def doctor() -> None:
-    """Print versions, providers and instruction set, and check that the operator runs here."""
+    """Print versions, providers and instruction set, and check that the operator runs here.
+
+    What is installed but does not fit together is named, with what to do.
+    """
     table = Table(show_header=False, box=None)
-    for name, found in _versions().items():
+    versions, providers = _versions(), onnxruntime.get_available_providers()
+    for name, found in versions.items():
         table.add_row(name, found)
     table.add_row("machine", f"{platform.system()} {platform.machine()}")
-    table.add_row("providers", ", ".join(onnxruntime.get_available_providers()))
+    table.add_row("providers", ", ".join(providers))
     console = Console(soft_wrap=True)
     console.print(table)
     path = lean_attention.get_library_path()
@@ -107,3 +146,5 @@ def doctor() -> None:
     except Exception as error:  # ONNX Runtime raises several unrelated types.
         raise LeanAttentionError(f"the operator does not run here: {error}") from error
     console.print("[green]✓[/] the library loads and the operator runs")
+    for line in advise(versions, providers, gpu.backend()):
+        console.print(f"[yellow]![/] {escape(line)}", highlight=False)

@@ -128,14 +128,14 @@ def real(name: str, value: Any) -> float:
 
 
 def fill(structure: Structure, **values: Any) -> Structure:
-    """Sets a structure's fields, of which None is a null pointer, and returns it.
+    """Sets a structure's fields, where None is a null pointer, and returns it.
 
     Raises:
         LeanAttentionError: A value does not fit its field.
     """
     kinds = dict(structure._fields_)
     for name, value in values.items():
-        if value is not None:
+        if value is not None or kinds[name] is not ctypes.c_void_p:
             is_real = kinds[name] is ctypes.c_float
             value = real(name, value) if is_real else integer(name, value, kinds[name])
         setattr(structure, name, value)

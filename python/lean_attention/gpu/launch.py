@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lean_attention.errors import LeanAttentionError
 from lean_attention.gpu.c_functions import DeviceError, call
 from lean_attention.gpu.planning import Plan, plan_of
 from lean_attention.gpu.step import Step
@@ -32,15 +33,20 @@ def decode(
         out: [B, S, N, H] of the query's type, where the result goes; None: a new tensor.
         stream: A ``torch.cuda.Stream``, or the address of a cudaStream_t or hipStream_t. None: for
             PyTorch's tensors its current stream, for others the stream of the query's
-            ``__cuda_array_interface__``, or else the default one.
+            ``__cuda_array_interface__``, or else the default one. All tensors must be ready there,
+            and stay alive until it has done the step: what was made on another stream is to be
+            waited for, and PyTorch is to be told by ``Tensor.record_stream``.
 
     Returns:
         [B, S, N, H], ``out`` if there is one.
 
     Raises:
-        LeanAttentionError: A tensor, number or plan is not what the kernel takes, or the device
-            reported an error.
+        LeanAttentionError: A tensor, number or plan is not what the kernel takes, there is no memory
+            for the workspace, or the device reported an error.
     """
+    _check_kind("step", step, Step)
+    _check_kind("plan", plan, Plan, type(None))
+    _check_kind("workspace", workspace, Workspace, type(None))
     workspace = workspace or Workspace()
     query = view("query", step.query)
     with current(step.query, stream) as handle:
@@ -56,3 +62,10 @@ def decode(
             workspace.forget()
             raise
     return out
+
+
+def _check_kind(name: str, value: Any, kind: type, *others: type) -> None:
+    if not isinstance(value, (kind, *others)):
+        raise LeanAttentionError(
+            f"{name} is {type(value).__name__}; expected lean_attention.gpu.{kind.__name__}"
+        )

@@ -3,7 +3,7 @@
 import ctypes
 from dataclasses import dataclass
 
-from lean_attention.gpu.c_functions import CPlan, CStep, call, fill, integer
+from lean_attention.gpu.c_functions import CPlan, CStep, call, fill, flag, integer
 from lean_attention.gpu.step import Step
 from lean_attention.gpu.streams import current
 from lean_attention.kernels import Schedule
@@ -36,7 +36,11 @@ class Plan:
     explanation: str
 
     def c_plan(self) -> CPlan:
-        """Returns the structure that the C functions take."""
+        """Returns the structure that the C functions take.
+
+        Raises:
+            LeanAttentionError: A field has something else than its type.
+        """
         return fill(
             CPlan(),
             schedule=self.schedule,
@@ -45,7 +49,7 @@ class Plan:
             shares=self.shares,
             state_bytes=self.state_bytes,
             counters=self.counters,
-            is_persistent=self.is_persistent,
+            is_persistent=flag("is_persistent", self.is_persistent),
         )
 
 

@@ -129,6 +129,8 @@ def _view_interface(name: str, interface: dict[str, Any]) -> DeviceTensor:
         strides = [item_bytes] * len(shape)
         for i in reversed(range(len(shape) - 1)):
             strides[i] = strides[i + 1] * shape[i + 1]
+    if len(strides) != len(shape):
+        raise LeanAttentionError(f"{name} has {len(strides)} strides for the shape {shape}")
     if any(stride % item_bytes for stride in strides):
         raise LeanAttentionError(f"{name} has strides of {strides} bytes, not of whole elements")
     pointer, is_readonly = data
@@ -144,23 +146,36 @@ def _view_interface(name: str, interface: dict[str, Any]) -> DeviceTensor:
 
 
 def _allocate(how: str, like: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
+    place: dict[str, Any] = {}
     if is_torch(like):
-        torch = sys.modules["torch"]
-        return getattr(torch, how)(shape, dtype=getattr(torch, dtype), device=like.device)
-    if not hasattr(like, "__array_namespace__"):
+        namespace, place = sys.modules["torch"], {"device": like.device}
+    elif hasattr(like, "__array_namespace__"):
+        namespace = like.__array_namespace__()
+    else:
         raise LeanAttentionError(
             f"{type(like).__module__} does not say how it allocates (__array_namespace__); use "
             "arrays of CuPy or tensors of PyTorch"
         )
-    namespace = like.__array_namespace__()
-    return getattr(namespace, how)(shape, dtype=getattr(namespace, dtype))
+    try:
+        return getattr(namespace, how)(shape, dtype=getattr(namespace, dtype), **place)
+    except (MemoryError, OverflowError, RuntimeError, ValueError) as error:  # as they see fit
+        reason = str(error).partition("\n")[0]
+        raise LeanAttentionError(f"no memory for {dtype} {shape}: {reason}") from error
 
 
 def empty(like: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Allocates a tensor of another one's library on its device."""
+    """Allocates a tensor of another one's library on its device.
+
+    Raises:
+        LeanAttentionError: There is no memory for it, or the library does not say how.
+    """
     return _allocate("empty", like, shape, dtype)
 
 
 def zeros(like: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Allocates a tensor of zeros, which are written in the order of the current stream."""
+    """Allocates a tensor of zeros, which are written in the order of the current stream.
+
+    Raises:
+        LeanAttentionError: As `empty`.
+    """
     return _allocate("zeros", like, shape, dtype)
