@@ -127,14 +127,14 @@ class Node:
         return run_session(self.session(feeds, op=op, threads=threads), feeds, shared=shared)
 
 
-def _to_value(array: NDArray[Any]) -> onnxruntime.OrtValue:
+def to_value(array: NDArray[Any]) -> onnxruntime.OrtValue:
     """Returns a tensor that holds a copy of an array."""
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
         array.copy(), ONNX_TYPES[array.dtype]
     )
 
 
-def _to_array(value: onnxruntime.OrtValue) -> NDArray[Any]:
+def to_array(value: onnxruntime.OrtValue) -> NDArray[Any]:
     """Returns a copy of a tensor; its own `numpy` refuses bfloat16 and float8."""
     array: NDArray[Any]
     foreign = {TensorProto.BFLOAT16: BFLOAT16, TensorProto.FLOAT8E4M3FN: FLOAT8}
@@ -159,9 +159,18 @@ def run_session(
     Returns:
         output [B, S, N * H], present_key and present_value [B, K, C, H] (of 4-bit integers H / 2).
     """
-    values = {name: _to_value(array) for name, array in feeds.items()}
+    return run_values(session, {k: to_value(v) for k, v in feeds.items()}, shared=shared)
+
+
+def run_values(
+    session: onnxruntime.InferenceSession,
+    values: dict[str, onnxruntime.OrtValue],
+    *,
+    shared: bool = False,
+) -> list[NDArray[Any]]:
+    """Runs a node's session, which may change the values of a shared buffer; see `run_session`."""
     if not shared:
-        return [_to_array(value) for value in session.run_with_ort_values(None, values)]
+        return [to_array(value) for value in session.run_with_ort_values(None, values)]
     binding = session.io_binding()
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
@@ -169,7 +178,7 @@ def run_session(
     for kind in ("key", "value"):
         binding.bind_ortvalue_output(f"present_{kind}", values[f"past_{kind}"])
     session.run_with_iobinding(binding)
-    return [_to_array(value) for value in binding.get_outputs()]
+    return [to_array(value) for value in binding.get_outputs()]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 def _as_numbers(rows: NDArray[Any], bits: int) -> NDArray[np.float64]:
     """Stored rows such that a larger number was stored for a larger one: no scales."""
     if bits == 4:
-        rows = np.stack([rows & 15, rows >> 4], axis=-1).reshape(*rows.shape[:-1], -1)
+        rows = np.stack([rows & 15, rows >> 4], axis=-1).reshape(
+            *rows.shape[:-1], 2 * rows.shape[-1]
+        )
     return rows.astype(np.float64)
 
 

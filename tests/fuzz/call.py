@@ -7,14 +7,19 @@ from typing import Any
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
+from onnxruntime.capi import onnxruntime_pybind11_state as status
 
-from gqa_node import OURS, STOCK, Feeds, Node, run_session
+from gqa_node import OURS, STOCK, Feeds, Node, run_values, to_array, to_value
 from reference import CacheFormat
 
 MAX_SESSIONS = 64
+MAX_KERNEL_TOKENS = 8  # More are a prompt, which ours leaves to the stock operator.
+# ONNX Runtime has a type for each status; through IO binding it is a plain RuntimeError.
+REFUSALS = (RuntimeError, status.Fail, status.InvalidArgument, status.InvalidGraph)
+REFUSALS += (status.NotImplemented, status.RuntimeException)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Call:
     """A node, what it is given, and how.
 
@@ -26,6 +31,11 @@ class Call:
     feeds: Feeds
     shared: bool = False  # One buffer is past and present.
     threads: int = 1
+
+    def __repr__(self) -> str:
+        """Types and shapes: what the tensors hold is long."""
+        feeds = {name: f"{array.dtype}{list(array.shape)}" for name, array in self.feeds.items()}
+        return f"Call({self.node}, {feeds}, shared={self.shared}, threads={self.threads})"
 
     def with_feeds(self, **feeds: NDArray[Any] | None) -> "Call":
         """Returns the call with other inputs; None takes one away."""
@@ -93,6 +103,11 @@ class Call:
         return "query_seqlens" not in self.feeds and self.total == self.tokens
 
     @property
+    def is_handed_over(self) -> bool:
+        """Whether ours leaves the call to the stock operator, where that exists."""
+        return self.tokens > MAX_KERNEL_TOKENS and "q_norm_weight" not in self.feeds
+
+    @property
     def query_lengths(self) -> NDArray[np.int64]:
         """[B] tokens of each sequence whose outputs count; the others are padding."""
         if "query_seqlens" in self.feeds:
@@ -102,7 +117,9 @@ class Call:
     @property
     def first_rows(self) -> NDArray[np.int64]:
         """P [B], the row of the cache that each sequence's first token has."""
-        return np.zeros(self.batch, np.int64) if self.is_prompt else self.lengths - self.query_lengths
+        return (
+            np.zeros(self.batch, np.int64) if self.is_prompt else self.lengths - self.query_lengths
+        )
 
     def cache_format(self, kind: str) -> CacheFormat:
         """How rows of the cache are stored.
@@ -125,6 +142,7 @@ class Outcome:
 
     results: list[NDArray[Any]] = field(default_factory=list)
     error: str = ""  # Why it was refused, with the session or with the call
+    changed: tuple[str, ...] = ()  # Inputs whose bytes are others than before
 
     @property
     def accepted(self) -> bool:
@@ -150,9 +168,18 @@ def _session_of(call: Call, op: tuple[str, str]) -> onnxruntime.InferenceSession
 def run(call: Call, op: tuple[str, str]) -> Outcome:
     """Runs a call by OURS or by STOCK."""
     try:
-        return Outcome(run_session(_session_of(call, op), call.feeds, shared=call.shared))
-    except Exception as error:  # ONNX Runtime has a type for each status.
-        return Outcome(error=str(error) or repr(error))
+        session = _session_of(call, op)
+    except REFUSALS as refusal:
+        return Outcome(error=str(refusal))
+    values = {name: to_value(array) for name, array in call.feeds.items()}
+    results: list[NDArray[Any]] = []
+    error = ""
+    try:
+        results = run_values(session, values, shared=call.shared)
+    except REFUSALS as refusal:
+        error = str(refusal)
+    changed = (k for k, v in values.items() if to_array(v).tobytes() != call.feeds[k].tobytes())
+    return Outcome(results, error, tuple(changed))
 
 
 __all__ = ["OURS", "STOCK", "Call", "Outcome", "run"]

@@ -31,40 +31,6 @@ def _set(name: str, value: object) -> Callable[[Call], Call]:
     return lambda call: call.with_attributes(**{name: value})
 
 
-# What stock computes and ours refuses: by name, since it is not implemented, or since stock takes
-# an absurd number for one that makes sense.
-ONLY_STOCK = [
-    Difference("causal = 0", _has("causal", lambda x: x != 1, 1), _set("causal", 0)),
-    Difference(
-        "caches of the window's size",
-        _has("sliding_window_cache", lambda x: x == 1, 0),
-        lambda call: call.with_attributes(sliding_window_cache=1, local_window_size=4),
-    ),
-    Difference(
-        "a scale that is not finite",
-        _has("scale", lambda x: not math.isfinite(x), 0),
-        _set("scale", math.nan),
-    ),
-    Difference(
-        "a softcap below 0 or not finite",
-        _has("softcap", lambda x: not (math.isfinite(x) and x >= 0), 0),
-        _set("softcap", -1.0),
-    ),
-    Difference(
-        "a window that is neither -1 nor from 1 to 2^31 - 1",
-        _has("local_window_size", lambda x: x != -1 and not 1 <= x < 2**31, -1),
-        _set("local_window_size", 2**32 + 4),
-    ),
-    Difference(
-        "of a first prompt a length past its tokens, whose rows nobody wrote",
-        lambda call: call.is_prompt and bool((call.lengths > call.tokens).any()),
-        lambda call: call.with_feeds(
-            total_sequence_length=np.array(call.tokens, np.int32),
-            seqlens_k=np.array([call.tokens], np.int32),
-        ),
-    ),
-]
-
 def _with_head_size(call: Call, size: int) -> Call:
     return call.with_feeds(
         **{
@@ -80,6 +46,83 @@ def _with_tables(call: Call, half: int) -> Call:
     return call.with_feeds(cos_cache=table, sin_cache=table).with_attributes(do_rotary=1)
 
 
+def _has_flat_positions(call: Call) -> bool:
+    return call.feeds["position_ids"].ndim < 2
+
+
+# What stock computes and ours refuses: by name, since it is not implemented, or since stock takes
+# an absurd number for one that makes sense.
+ONLY_STOCK = [
+    Difference("`causal` = 0", _has("causal", lambda x: x != 1, 1), _set("causal", 0)),
+    Difference(
+        "`sliding_window_cache` = 1",
+        _has("sliding_window_cache", lambda x: x == 1, 0),
+        lambda call: call.with_attributes(sliding_window_cache=1, local_window_size=4),
+    ),
+    Difference(
+        "a `scale` that is not finite",
+        _has("scale", lambda x: not math.isfinite(x), 0),
+        _set("scale", math.nan),
+    ),
+    Difference(
+        "a `softcap` below 0 or not finite",
+        _has("softcap", lambda x: not (math.isfinite(x) and x >= 0), 0),
+        _set("softcap", -1.0),
+    ),
+    Difference(
+        "a `local_window_size` that is neither -1 nor from 1 to 2^31 - 1",
+        _has("local_window_size", lambda x: x != -1 and not 1 <= x < 2**31, -1),
+        _set("local_window_size", 2**32 + 4),
+    ),
+    Difference(
+        "first prompts with a length past S",
+        lambda call: call.is_prompt and bool((call.lengths > call.tokens).any()),
+        lambda call: call.with_feeds(
+            total_sequence_length=np.array(call.tokens, np.int32),
+            seqlens_k=np.array([call.tokens], np.int32),
+        ),
+    ),
+    Difference(
+        "`seqlens_k` of three dimensions",
+        lambda call: call.feeds["seqlens_k"].ndim > 2,
+        lambda call: call.with_feeds(seqlens_k=call.feeds["seqlens_k"].reshape(1, 1, 1)),
+    ),
+    Difference(
+        "`position_ids` that are more than [B, S]",
+        lambda call: call.feeds["position_ids"].shape != (call.batch, call.tokens),
+        lambda call: _with_tables(call, 8).with_feeds(position_ids=np.zeros((1, 2), np.int64)),
+    ),
+    Difference(
+        "`k_quant_type` or `v_quant_type` of a cache that holds floats",
+        lambda call: (
+            "k_scale" not in call.feeds
+            and (
+                call.attribute("k_quant_type", "NONE") != "NONE"
+                or call.attribute("v_quant_type", "NONE") != "NONE"
+            )
+        ),
+        _set("v_quant_type", "PER_CHANNEL"),
+    ),
+    Difference(
+        "a norm's epsilon that is not positive and finite",
+        lambda call: any(
+            not (math.isfinite(epsilon) and epsilon > 0)
+            for name, epsilon in call.node.attributes.items()
+            if name.endswith("_norm_epsilon")
+        ),
+        _set("k_norm_epsilon", -1.0),
+    ),
+    Difference(
+        "`total_sequence_length` less than S, with keys and values of no rows",
+        lambda call: not call.appends and call.total < call.tokens,
+        lambda call: call.with_feeds(
+            **{name: call.feeds[name][:, :0] for name in ("key", "value")},
+            query=np.concatenate([call.feeds["query"]] * 2, axis=1),
+            total_sequence_length=np.array(1, np.int32),
+        ),
+    ),
+]
+
 # What ours computes and the stock operator refuses.
 ONLY_OURS = [
     Difference(
@@ -90,13 +133,21 @@ ONLY_OURS = [
     Difference(
         "rotary where the head size is no multiple of 16",
         lambda call: call.attribute("do_rotary", 0) == 1 and call.head_size % 16 != 0,
-        lambda call: _with_tables(_with_head_size(call, 8), 4),
+        lambda call: _with_tables(_with_head_size(call, 24), 8),
     ),
     Difference(
         "rotary tables whose width is no multiple of 8",
-        lambda call: call.attribute("do_rotary", 0) == 1
-        and call.feeds["cos_cache"].shape[-1] % 8 != 0,
+        lambda call: (
+            call.attribute("do_rotary", 0) == 1 and call.feeds["cos_cache"].shape[-1] % 8 != 0
+        ),
         lambda call: _with_tables(call, 3),
+    ),
+    Difference(
+        "`q_norm_weight` and `k_norm_weight`",
+        lambda call: {"q_norm_weight", "k_norm_weight"} <= call.feeds.keys(),
+        lambda call: call.with_feeds(
+            **{f"{part}_norm_weight": np.ones(call.head_size, call.dtype) for part in "qk"}
+        ),
     ),
     Difference(
         "bfloat16",
@@ -113,6 +164,7 @@ ONLY_OURS = [
 # Arithmetic of the stock operator that ends the process; it is never run on these.
 KILLS_STOCK: list[tuple[str, Applies]] = [
     ("an empty batch", lambda call: call.feeds["query"].shape[0] == 0),
+    ("`position_ids` of less than two dimensions", _has_flat_positions),
 ]
 
 

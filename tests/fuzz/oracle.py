@@ -1,10 +1,8 @@
 """What is asked of every call: the same acceptance, right numbers, caches, and the same bits."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fuzz.caches import find_wrong_caches
 from fuzz.call import OURS, STOCK, Call, Outcome, run
@@ -13,25 +11,73 @@ from fuzz.script import as_script
 from fuzz.truth import wanted_output
 
 
-class Disagreement(AssertionError):
+class DisagreementError(AssertionError):
     """A call on which ours fails; its text ends with a program that shows it."""
 
     def __init__(self, call: Call, what: str) -> None:
-        super().__init__(f"{what}\n\n{as_script(call)}")
+        """Keeps the call and what is wrong with it."""
+        super().__init__(what)
+        self.call = call
+        self.what = what
+
+    def __str__(self) -> str:
+        """What is wrong, an empty line, the program."""
+        return f"{self.what}\n\n{as_script(self.call)}"
 
 
-def find_wrong(call: Call, results: list[NDArray[Any]]) -> str:
-    """Returns what is wrong with the results of a valid call, or nothing."""
-    output, *presents = results
+def _find_wrong_numbers(call: Call, outcome: Outcome, *, is_stock: bool) -> str:
+    """Compares results with the truth.
+
+    Of padding, and of rows all of whose keys are masked, the stock operator returns anything.
+    """
+    output, *presents = outcome.results
     wrong = find_wrong_caches(call, presents)
     if wrong:
         return wrong
     wanted = wanted_output(call, presents)
-    found = output.astype(np.float64).reshape(wanted.output.shape)
-    error = np.abs(found - wanted.output)[wanted.valid]
+    with np.errstate(invalid="ignore"):
+        error = np.abs(output.astype(np.float64).reshape(wanted.output.shape) - wanted.output)
+    if is_stock:
+        error = error[wanted.sighted]
+    elif error[~wanted.sighted].any():
+        return "rows of padding, or whose keys are all masked, are not zero"
     if not (error <= wanted.tolerance).all():
         return f"the output is off by {error.max():.3g}, tolerance {wanted.tolerance:.3g}"
     return ""
+
+
+def _find_changed_inputs(call: Call, outcome: Outcome) -> str:
+    """A call leaves its inputs as they are, but for a cache that it accepts to append to."""
+    may_change = {"past_key", "past_value"} if call.shared and outcome.accepted else set()
+    wrong = sorted(set(outcome.changed) - may_change)
+    return f"the call changed {wrong}" if wrong else ""
+
+
+def _find_other_bits(call: Call, one: Outcome, other: Outcome) -> str:
+    """Compares all bits, but not those of padding where the stock operator ran: they are random."""
+    if other.error:
+        return f"only one of the two is accepted: {other.error}"
+    valid = np.arange(call.tokens) < call.query_lengths[:, None]
+    names = ("output", "present_key", "present_value")
+    for name, *pair in zip(names, one.results, other.results, strict=True):
+        if call.is_handed_over and name == "output":
+            pair = [output[valid] for output in pair]
+        if pair[0].tobytes() != pair[1].tobytes():
+            return f"other bits in {name}"
+    return ""
+
+
+def _require(call: Call, who: str, wrong: str) -> None:
+    if wrong:
+        raise DisagreementError(call, f"{who}: {wrong}")
+
+
+def _check_refusal(call: Call, ours: Outcome, stock: Outcome) -> None:
+    """A refusal of ours names the node; one of types is ONNX Runtime's, of a prompt the stock's."""
+    is_runtimes = any(part in ours.error for part in ("tensor(", "no kernel def matches"))
+    is_stocks = call.is_handed_over and stock.error[-60:] in ours.error
+    if not ("attention: " in ours.error or is_runtimes or is_stocks):
+        raise DisagreementError(call, f"ours refuses without a reason of its own: {ours.error}")
 
 
 def check(call: Call, *, other_schedule: str, other_threads: int) -> tuple[bool, bool]:
@@ -46,24 +92,24 @@ def check(call: Call, *, other_schedule: str, other_threads: int) -> tuple[bool,
         Whether ours and the stock operator accepted the call.
 
     Raises:
-        Disagreement: Something is not as it must be.
+        DisagreementError: Something is not as it must be.
     """
     stock = Outcome(error="not run") if kills_stock(call) else run(call, STOCK)
     ours = run(call, OURS)
     if ours.accepted != stock.accepted and not is_deliberate(call, by_stock=stock.accepted):
         who = "stock" if stock.accepted else "ours"
-        raise Disagreement(call, f"only {who} accepts this: {ours.error or stock.error}")
-    for name, outcome in (("ours", ours), ("stock", stock)):
-        if ours.accepted and outcome.accepted:
-            wrong = find_wrong(call, outcome.results)
-            if wrong:
-                raise Disagreement(call, f"{name}: {wrong}")
-    if ours.accepted:
-        other = replace(call.with_attributes(schedule=other_schedule), threads=other_threads)
-        valid = np.arange(call.tokens) < call.query_lengths[:, None]
-        outputs = [outcome.results[0][valid].tobytes() for outcome in (ours, run(other, OURS))]
-        if outputs[0] != outputs[1]:
-            raise Disagreement(
-                other, f"with {other_threads} threads other bits than with {call.threads}"
-            )
-    return ours.accepted, stock.accepted
+        raise DisagreementError(call, f"only {who} accepts this: {ours.error or stock.error}")
+    _require(call, "ours", _find_changed_inputs(call, ours))
+    if not ours.accepted:
+        _check_refusal(call, ours, stock)
+        return False, stock.accepted
+    if stock.accepted:
+        _require(call, "stock", _find_wrong_numbers(call, stock, is_stock=True))
+    if call.is_handed_over and stock.accepted:
+        _require(call, "ours against stock", _find_other_bits(call, ours, stock))
+    else:
+        _require(call, "ours", _find_wrong_numbers(call, ours, is_stock=False))
+    other = replace(call.with_attributes(schedule=other_schedule), threads=other_threads)
+    how = f"schedule {other_schedule} with {other_threads} threads, not {call.threads}"
+    _require(other, how, _find_other_bits(call, ours, run(other, OURS)))
+    return True, stock.accepted

@@ -12,7 +12,7 @@ from gqa_node import INPUTS, ONNX_TYPES
 
 MAX_LITERAL = 48  # elements
 
-HEAD = '''\
+HEAD = """\
 import base64
 import zlib
 
@@ -29,9 +29,9 @@ def unpack(dtype, shape, text):
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-'''
+"""
 
-TAIL = '''
+TAIL = """
 
 def run(op_type, domain, attributes):
     names = [name if name in feeds else "" for name in INPUTS]
@@ -89,7 +89,7 @@ for op_type, domain, own in (
     if not isinstance(found, str) and found[0].data_type() != "tensor(bfloat16)":
         found = found[0].numpy()
     print(op_type, found, sep="\\n", flush=True)
-'''
+"""
 
 
 def _as_code(array: NDArray[Any]) -> str:

@@ -57,7 +57,9 @@ def _change_rank(draw: st.DrawFn, call: Call) -> Call:
     array = call.feeds[name]
     less = array.ndim > 0 and draw(st.booleans(), label="less")
     shape = (*array.shape[:-2], int(np.prod(array.shape[-2:]))) if less else (1, *array.shape)
-    return call.with_feeds(**{name: array.reshape(() if less and array.ndim == 1 and array.size == 1 else shape)})
+    return call.with_feeds(
+        **{name: array.reshape(() if less and array.ndim == 1 and array.size == 1 else shape)}
+    )
 
 
 def _take_away(draw: st.DrawFn, call: Call) -> Call:
@@ -87,7 +89,7 @@ def _change_type(draw: st.DrawFn, call: Call) -> Call:
     kinds += [np.dtype(kind) for kind in (np.int8, np.uint8, np.int32, np.int64)]
     kind = draw(st.sampled_from(kinds), label="type")
     with np.errstate(all="ignore"):
-        return call.with_feeds(**{name: np.nan_to_num(call.feeds[name]).astype(kind)})
+        return call.with_feeds(**{name: np.asarray(np.nan_to_num(call.feeds[name])).astype(kind)})
 
 
 def _change_heads(draw: st.DrawFn, call: Call) -> Call:
@@ -126,10 +128,23 @@ SPOILERS: tuple[Callable[[st.DrawFn, Call], Call], ...] = (
 )
 
 
+def _without_poison(call: Call) -> Call:
+    finite = {
+        name: np.where(np.isfinite(rows.astype(np.float32)), rows, rows.dtype.type(1))
+        for name, rows in call.feeds.items()
+        if name in ("past_key", "past_value")
+    }
+    return call.with_feeds(**finite)
+
+
 @st.composite
 def spoiled(draw: st.DrawFn, calls: st.SearchStrategy[Call]) -> Call:
     """Draws a call in which one thing is odd; it may be valid all the same."""
-    call = draw(calls)
-    spoiler = draw(st.sampled_from(SPOILERS), label="what is wrong")
+    # Rows that must not be read may be valid ones of the odd call.
+    call = _without_poison(draw(calls))
+    odd = draw(st.sampled_from(SPOILERS), label="what is wrong")(draw, call)
     # A buffer that is shared has one shape and type at both ends.
-    return replace(spoiler(draw, call), shared=False)
+    can_share = call.shared and all(
+        odd.feeds.get(name) is call.feeds[name] for name in ("past_key", "past_value")
+    )
+    return replace(odd, shared=can_share)

@@ -1,6 +1,6 @@
 """Draws calls from the whole contract."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -92,10 +92,11 @@ def _padded_chunk(draw: st.DrawFn) -> Lengths:
         past = draw(st.integers(0, most - tokens), label="past")
         parts.append((past, draw(st.integers(0 if past else 1, tokens), label="query_seqlens")))
     lengths = [past + count for past, count in parts]
-    grows = draw(st.booleans(), label="grows")
-    needed = max(past + tokens for past, _ in parts)
-    rows = max(past for past, _ in parts) if grows else most
-    total = needed if grows else draw(st.integers(max(*lengths, tokens), most), label="total")
+    longest = max(past for past, _ in parts)
+    rows = draw(st.sampled_from([longest, most]) | st.integers(longest, most), label="past rows")
+    # All tokens of the call must fit the cache, or it grows.
+    least = max(*lengths, tokens, longest + tokens if rows < longest + tokens else 0)
+    total = least + draw(st.sampled_from([0, 0, 1, 4]), label="room")
     return Lengths(tokens, lengths, rows, total, [count for _, count in parts])
 
 
@@ -152,17 +153,17 @@ def _poison(past: NDArray[Any], first: list[int]) -> None:
 
 def _add_rotary(draw: st.DrawFn, feeds: Feeds, plan: Lengths, size: int, dtype: type) -> Feeds:
     """Draws rotary attributes, and adds their tables and, at times, positions."""
-    whole = [half for half in range(8, size // 2 + 1, 8)]
+    whole = range(8, size // 2 + 1, 8)
     half = draw(st.sampled_from([size // 2, *whole]) | st.integers(1, size // 2), label="pairs")
-    needed = max(plan.total, plan.tokens, *(length + plan.tokens for length in plan.lengths))
-    rows = needed + draw(st.integers(0, 3), label="rows of the tables")
+    rows = plan.total + draw(st.integers(0, 3), label="more rows of the tables")
     angles = np.arange(rows)[:, None] / 100.0 ** (np.arange(half) / half)
     feeds |= {"cos_cache": np.cos(angles).astype(dtype), "sin_cache": np.sin(angles).astype(dtype)}
     if draw(st.booleans(), label="position_ids"):
         rng = np.random.default_rng(draw(st.integers(0, 9), label="seed of the positions"))
-        highest = rows - plan.tokens + 1
-        shape = (len(plan.lengths), plan.tokens)
-        feeds["position_ids"] = rng.integers(0, highest, shape)
+        ids = rng.integers(0, rows, (len(plan.lengths), plan.tokens))
+        # Of a first prompt's the operator knows the first alone.
+        ids[0, 0] = min(ids[0, 0], rows - plan.tokens)
+        feeds["position_ids"] = ids
     return {"do_rotary": 1, "rotary_interleaved": draw(st.integers(0, 1), label="interleaved")}
 
 
@@ -174,7 +175,8 @@ def _draw_bias(draw: st.DrawFn, numbers: _Numbers, plan: Lengths, num_heads: int
         plan.total,
     )
     bias = numbers(*shape, size=3)
-    mask = draw(st.sampled_from([None, -np.inf, np.finfo(np.float32).min]), label="mask")
+    masks = [None, -np.inf, np.finfo(np.float32).min, ml_dtypes.finfo(numbers.dtype).min]
+    mask = draw(st.sampled_from(masks), label="mask")
     if mask is not None:
         share = draw(st.sampled_from([0.3, 1.0]), label="share masked")
         with np.errstate(over="ignore"):
@@ -247,9 +249,9 @@ def valid_calls(draw: st.DrawFn) -> Call:
         attributes["scale"] = draw(st.sampled_from([0.0, 0.3, 1.0, -0.2]), label="factor")
     if draw(st.integers(0, 9), label="norm") == 9:
         feeds |= {f"{part}_norm_weight": numbers(size) for part in "qk"}
-        epsilons = {name: 1e-3 for name in ("qk_norm_epsilon", "q_norm_epsilon", "k_norm_epsilon")}
-        chosen = draw(st.sets(st.sampled_from(sorted(epsilons))), label="epsilons")
-        attributes |= {name: epsilons[name] for name in sorted(chosen)}
+        names = ["k_norm_epsilon", "q_norm_epsilon", "qk_norm_epsilon"]
+        chosen = draw(st.sets(st.sampled_from(names)), label="epsilons")
+        attributes |= dict.fromkeys(sorted(chosen), 1e-3)
     can_share = plan.past_rows is not None and plan.past_rows >= max(plan.total, 1)
     shared = can_share and draw(st.booleans(), label="shared")
     threads = draw(st.integers(1, 3), label="threads")

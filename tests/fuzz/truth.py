@@ -19,6 +19,7 @@ class Wanted:
 
     output: Array
     valid: NDArray[np.bool_]  # [B, S]; the others are padding.
+    sighted: NDArray[np.bool_]  # [B, S, N], valid and some key is visible; the others are zeros.
     tolerance: float
 
 
@@ -109,8 +110,10 @@ def _visible(call: Call) -> NDArray[np.bool_]:
     return seen & (row > last[..., None] - window) if window > 0 else seen
 
 
-def _attend(call: Call, presents: list[NDArray[Any]], rounded: _Precision) -> NDArray[Any]:
-    """[B, S, N, H], rounded but for the last time."""
+def _attend(
+    call: Call, presents: list[NDArray[Any]], rounded: _Precision
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """[B, S, N, H], rounded but for the last time, and which [B, S, N] see any key."""
     group = call.node.num_heads // call.node.kv_num_heads
     query = _prepare(call, "query", _split(call)["query"], rounded).swapaxes(1, 2)
     keys, values = (_repeat(call, kind, rows, group, rounded) for kind, rows in _kinds(presents))
@@ -133,7 +136,7 @@ def _attend(call: Call, presents: list[NDArray[Any]], rounded: _Precision) -> ND
         if sink is not None:
             total = total + np.exp(sink.astype(scores.dtype) - reference)
     weights = rounded(np.divide(weights, total, where=~masked, out=np.zeros_like(weights)))
-    return (weights @ values).swapaxes(1, 2)
+    return (weights @ values).swapaxes(1, 2), ~masked[..., 0].swapaxes(1, 2)
 
 
 def _kinds(presents: list[NDArray[Any]]) -> zip:  # type: ignore[type-arg]
@@ -179,7 +182,9 @@ def _rounding_floor(call: Call, presents: list[NDArray[Any]], output: Array) -> 
     if "attention_bias" in call.feeds:
         bias = np.abs(call.feeds["attention_bias"].astype(np.float64))
         largest += float(bias.max(initial=0, where=bias < -float(LOWEST)))
-    float32 = unit_roundoff(np.dtype(np.float32)) * (2 * largest + 4) * np.abs(values).max(initial=0)
+    float32 = (
+        unit_roundoff(np.dtype(np.float32)) * (2 * largest + 4) * np.abs(values).max(initial=0)
+    )
     return float(float32 + unit_roundoff(call.dtype) * np.abs(output).max(initial=0))
 
 
@@ -193,9 +198,11 @@ def wanted_output(call: Call, presents: list[NDArray[Any]]) -> Wanted:
         presents: present_key and present_value, as found.
     """
     valid = np.arange(call.tokens) < call.query_lengths[:, None]
-    exact = _attend(call, presents, _Precision(None))
+    exact, sighted = _attend(call, presents, _Precision(None))
+    exact = np.where(valid[..., None, None], exact, 0)
+    sighted &= valid[..., None]
     rounded = _Precision(call.dtype)
-    plain = rounded(_attend(call, presents, rounded))
-    error = float(np.abs(plain - exact)[valid].max(initial=0))
-    floor = _rounding_floor(call, presents, exact[valid])
-    return Wanted(exact, valid, 2 * error + floor)
+    plain = rounded(_attend(call, presents, rounded)[0])
+    error = float(np.abs(plain - exact)[sighted].max(initial=0))
+    floor = _rounding_floor(call, presents, exact)
+    return Wanted(exact, valid, sighted, 2 * error + floor)
