@@ -37,6 +37,10 @@ class Call:
         feeds = {name: f"{array.dtype}{list(array.shape)}" for name, array in self.feeds.items()}
         return f"Call({self.node}, {feeds}, shared={self.shared}, threads={self.threads})"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Hypothesis would print the tensors."""
+        printer.text(repr(self))
+
     def with_feeds(self, **feeds: NDArray[Any] | None) -> "Call":
         """Returns the call with other inputs; None takes one away."""
         merged = {k: v for k, v in (self.feeds | feeds).items() if v is not None}

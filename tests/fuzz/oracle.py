@@ -37,12 +37,13 @@ def _find_wrong_numbers(call: Call, outcome: Outcome, *, is_stock: bool) -> str:
     wanted = wanted_output(call, presents)
     with np.errstate(invalid="ignore"):
         error = np.abs(output.astype(np.float64).reshape(wanted.output.shape) - wanted.output)
+    tolerance = wanted.tolerance_of_stock if is_stock else wanted.tolerance
     if is_stock:
         error = error[wanted.sighted]
     elif error[~wanted.sighted].any():
         return "rows of padding, or whose keys are all masked, are not zero"
-    if not (error <= wanted.tolerance).all():
-        return f"the output is off by {error.max():.3g}, tolerance {wanted.tolerance:.3g}"
+    if not (error <= tolerance).all():
+        return f"the output is off by {error.max():.3g}, tolerance {tolerance:.3g}"
     return ""
 
 

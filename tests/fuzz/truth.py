@@ -21,6 +21,7 @@ class Wanted:
     valid: NDArray[np.bool_]  # [B, S]; the others are padding.
     sighted: NDArray[np.bool_]  # [B, S, N], valid and some key is visible; the others are zeros.
     tolerance: float
+    tolerance_of_stock: float
 
 
 @dataclass(frozen=True)
@@ -166,12 +167,16 @@ def _sink(call: Call) -> NDArray[Any] | None:
     return np.zeros((1, 1, 1)) if call.attribute("smooth_softmax", 0) == 1 else None
 
 
-def _rounding_floor(call: Call, presents: list[NDArray[Any]], output: Array) -> float:
-    """What no computation in float32 avoids, however lucky the plain one was.
+def _floor(call: Call, presents: list[NDArray[Any]], score: float, rest: float) -> float:
+    """What roundings of scores, each relative to the largest partial sum, do to an output.
 
-    A score is a sum whose largest partial sum is rounded once; it moves a weight, and that an
-    output by up to twice the largest value. exp, the sum of weights and the division round once
-    each, and the output to the call's type.
+    A score moves a weight, and that an output by up to twice the largest value.
+
+    Args:
+        call: A valid call.
+        presents: Its caches.
+        score: Sum of the unit roundoffs that a score meets.
+        rest: Of those that an output meets afterwards.
     """
     exact = _Precision(None)
     group = call.node.num_heads // call.node.kv_num_heads
@@ -182,16 +187,15 @@ def _rounding_floor(call: Call, presents: list[NDArray[Any]], output: Array) -> 
     if "attention_bias" in call.feeds:
         bias = np.abs(call.feeds["attention_bias"].astype(np.float64))
         largest += float(bias.max(initial=0, where=bias < -float(LOWEST)))
-    float32 = (
-        unit_roundoff(np.dtype(np.float32)) * (2 * largest + 4) * np.abs(values).max(initial=0)
-    )
-    return float(float32 + unit_roundoff(call.dtype) * np.abs(output).max(initial=0))
+    return float((2 * score * largest + rest) * np.abs(values).max(initial=0))
 
 
 def wanted_output(call: Call, presents: list[NDArray[Any]]) -> Wanted:
     """Computes a call's outputs over caches that already hold its new rows.
 
-    The tolerance is twice the largest error of the plain computation, and a floor.
+    The tolerance is twice the largest error of the plain computation, and a floor: what no
+    computation in float32 avoids, however lucky the plain one was, and rounding to the call's type.
+    That of the stock operator, whose way is not ours to know, has a bound for any way as its floor.
 
     Args:
         call: A valid call.
@@ -204,5 +208,11 @@ def wanted_output(call: Call, presents: list[NDArray[Any]]) -> Wanted:
     rounded = _Precision(call.dtype)
     plain = rounded(_attend(call, presents, rounded)[0])
     error = float(np.abs(plain - exact)[sighted].max(initial=0))
-    floor = _rounding_floor(call, presents, exact)
-    return Wanted(exact, valid, sighted, 2 * error + floor)
+    unit, unit32 = unit_roundoff(call.dtype), unit_roundoff(np.dtype(np.float32))
+    tolerance = 2 * error + unit * float(np.abs(exact).max(initial=0))
+    # A sum is rounded once; exp, the sum of weights and the division are as well.
+    floor = _floor(call, presents, unit32, 4 * unit32)
+    # Sums in any order; rotated queries, scores and weights rounded to the call's type.
+    terms = unit32 * (call.head_size + 4), unit32 * (int(call.lengths.max()) + 4)
+    floor_of_stock = _floor(call, presents, terms[0] + 2 * unit, terms[1] + unit)
+    return Wanted(exact, valid, sighted, tolerance + floor, tolerance + floor_of_stock)
