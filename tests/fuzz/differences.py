@@ -46,6 +46,13 @@ def _with_tables(call: Call, half: int) -> Call:
     return call.with_feeds(cos_cache=table, sin_cache=table).with_attributes(do_rotary=1)
 
 
+def _with_odd_packed_query(call: Call) -> Call:
+    parts = [call.feeds[name] for name in ("query", "key", "value")]
+    return call.with_feeds(
+        query=np.concatenate([*parts, parts[-1][..., :1]], axis=-1), key=None, value=None
+    )
+
+
 def _has_flat_positions(call: Call) -> bool:
     return call.feeds["position_ids"].ndim < 2
 
@@ -81,6 +88,15 @@ ONLY_STOCK = [
             total_sequence_length=np.array(call.tokens, np.int32),
             seqlens_k=np.array([call.tokens], np.int32),
         ),
+    ),
+    Difference(
+        "a packed `query` whose last dimension is no whole number of heads",
+        lambda call: (
+            call.packed
+            and call.feeds["query"].shape[-1] % (call.node.num_heads + 2 * call.node.kv_num_heads)
+            != 0
+        ),
+        _with_odd_packed_query,
     ),
     Difference(
         "`seqlens_k` of three dimensions",
