@@ -11,6 +11,7 @@ import lean_attention
 ANSWER = 4  # tokens after each turn
 TURNS = (3, 4, 5)
 ROWS = 64  # of a shared buffer
+KV_HEADS, HEAD_SIZE = 2, 16  # of the tiny model
 
 
 def talk(folder: Path, turns: list[list[int]], *, shared: bool) -> list[int]:
@@ -24,13 +25,9 @@ def talk(folder: Path, turns: list[list[int]], *, shared: bool) -> list[int]:
     options = onnxruntime.SessionOptions()
     lean_attention.register_custom_ops(options)
     session = onnxruntime.InferenceSession(folder / "model.onnx", options)
-    shapes = {i.name: i.shape for i in session.get_inputs() if i.name.startswith("past_")}
-    values = {
-        name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(
-            [1, shape[1], ROWS * shared, shape[3]], np.float32
-        )
-        for name, shape in shapes.items()
-    }
+    pasts = [i.name for i in session.get_inputs() if i.name.startswith("past_")]
+    empty = np.zeros((1, KV_HEADS, ROWS * shared, HEAD_SIZE), np.float32)
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(empty.copy()) for name in pasts}
     tokens: list[int] = []
 
     def run(new: list[int]) -> int:
@@ -49,7 +46,8 @@ def talk(folder: Path, turns: list[list[int]], *, shared: bool) -> list[int]:
                 binding.bind_output(present)
         session.run_with_iobinding(binding)
         logits, *caches = binding.get_outputs()
-        values.update(zip(list(values), caches, strict=True))
+        if not shared:
+            values.update(zip(list(values), caches, strict=True))
         return int(logits.numpy()[0, -1].argmax())
 
     for turn in turns:

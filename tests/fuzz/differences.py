@@ -48,8 +48,9 @@ def _with_tables(call: Call, half: int) -> Call:
 
 def _with_odd_packed_query(call: Call) -> Call:
     parts = [call.feeds[name] for name in ("query", "key", "value")]
+    odd = np.concatenate([*parts, parts[-1][..., :1]], axis=-1)
     return call.with_feeds(
-        query=np.concatenate([*parts, parts[-1][..., :1]], axis=-1), key=None, value=None
+        query=odd, key=None, value=None, query_seqlens=np.array([call.tokens], np.int32)
     )
 
 
@@ -90,7 +91,7 @@ ONLY_STOCK = [
         ),
     ),
     Difference(
-        "a packed `query` whose last dimension is no whole number of heads",
+        "with `query_seqlens`, a packed `query` of no whole number of heads",
         lambda call: (
             call.packed
             and call.feeds["query"].shape[-1] % (call.node.num_heads + 2 * call.node.kv_num_heads)

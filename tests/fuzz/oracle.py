@@ -74,8 +74,12 @@ def _require(call: Call, who: str, wrong: str) -> None:
 
 
 def _check_refusal(call: Call, ours: Outcome, stock: Outcome) -> None:
-    """A refusal of ours names the node; one of types is ONNX Runtime's, of a prompt the stock's."""
-    is_runtimes = any(part in ours.error for part in ("tensor(", "no kernel def matches"))
+    """A refusal of ours names the node; of types and memory it is ONNX Runtime's own.
+
+    Of a prompt it may be the stock operator's.
+    """
+    parts = ("tensor(", "no kernel def matches", "Failed to allocate memory")
+    is_runtimes = any(part in ours.error for part in parts)
     is_stocks = call.is_handed_over and stock.error[-60:] in ours.error
     if not ("attention: " in ours.error or is_runtimes or is_stocks):
         raise DisagreementError(call, f"ours refuses without a reason of its own: {ours.error}")
