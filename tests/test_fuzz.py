@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,6 +138,53 @@ def test_a_failure_is_a_small_program_that_runs(monkeypatch: pytest.MonkeyPatch)
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     shape = list(call.feeds["query"].shape[:2])
     assert printed.stdout.endswith(f"{[[*shape, call.node.num_heads * call.head_size]] * 2}\n")
+
+
+def _swapped(call: Call, one: str, other: str) -> Call:
+    if not {one, other} <= call.feeds.keys():
+        return call
+    return call.with_feeds(**{one: call.feeds[other], other: call.feeds[one]})
+
+
+def _later(call: Call) -> Call:
+    """A position more for each rotation."""
+    if "position_ids" not in call.feeds:
+        return call
+    rows = len(call.feeds.get("cos_cache", ()))
+    return call.with_feeds(position_ids=np.minimum(call.feeds["position_ids"] + 1, rows - 1))
+
+
+# What an operator would do that had a part of the contract wrong.
+MISTAKES: dict[str, Callable[[Call], Call]] = {
+    "no window": lambda call: call.with_attributes(local_window_size=-1),
+    "no softcap": lambda call: call.with_attributes(softcap=0.0),
+    "no scale": lambda call: call.with_attributes(scale=0.0),
+    "no smooth softmax": lambda call: call.with_attributes(smooth_softmax=0),
+    "the other rotation": lambda call: call.with_attributes(
+        rotary_interleaved=1 - call.attribute("rotary_interleaved", 0)
+    ),
+    "no sink": lambda call: call.with_feeds(head_sink=None),
+    "no bias": lambda call: call.with_feeds(attention_bias=None),
+    "no positions": lambda call: call.with_feeds(position_ids=None),
+    "later positions": _later,
+    "scales swapped": lambda call: _swapped(call, "k_scale", "v_scale"),
+    "norms swapped": lambda call: _swapped(call, "q_norm_weight", "k_norm_weight"),
+    "one epsilon": lambda call: call.with_attributes(q_norm_epsilon=1e-6),
+    "no query_seqlens": lambda call: call.with_feeds(query_seqlens=None),
+    "key and value swapped": lambda call: _swapped(call, "key", "value"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_random_calls_find_an_operator_that_has(
+    mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_badly(call: Call, op: tuple[str, str]) -> Outcome:
+        return run(MISTAKES[mistake](call) if op == OURS else call, op)
+
+    monkeypatch.setattr(oracle, "run", run_badly)
+    with pytest.raises(DisagreementError):
+        search(300, shrinks=False)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fuzz.call import Call
@@ -25,6 +25,7 @@ def search(
     examples: int,
     *,
     number: int | None = None,
+    shrinks: bool = True,
     on_call: Callable[[Call], None] = lambda call: None,
 ) -> Tally:
     """Checks random calls, two valid ones to one with something odd.
@@ -32,13 +33,14 @@ def search(
     Args:
         examples: How many.
         number: The seed; None: the same calls each time.
+        shrinks: Whether a call that fails is made small.
         on_call: Is told of each call before it runs.
 
     Returns:
         How many calls were accepted by ``both``, ``ours`` alone, ``stock`` alone or ``neither``.
 
     Raises:
-        DisagreementError: The smallest call found on which ours fails.
+        DisagreementError: A call on which ours fails, the smallest that was found.
     """
     tally: Tally = Counter()
     calls = valid_calls()
@@ -49,6 +51,7 @@ def search(
         derandomize=number is None,
         database=None,
         report_multiple_bugs=False,
+        phases=[Phase.generate, Phase.shrink] if shrinks else [Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
     @given(

@@ -77,7 +77,10 @@ def _change_number(draw: st.DrawFn, call: Call) -> Call:
     if "cos_cache" in call.feeds:
         verges.add(len(call.feeds["cos_cache"]))
     values = sorted(verges | {verge - 1 for verge in verges} | {verge + 1 for verge in verges})
-    value = draw(st.sampled_from([*values, LARGEST, -LARGEST - 1]), label="value")
+    # With query_seqlens the caches grow to the total, whatever it is.
+    grows = name == "total_sequence_length" and "query_seqlens" in call.feeds
+    largest = call.total + 100 if grows else LARGEST
+    value = draw(st.sampled_from([*values, largest, -LARGEST - 1]), label="value")
     array.reshape(-1)[draw(st.integers(0, array.size - 1), label="place")] = value
     return call.with_feeds(**{name: array})
 
