@@ -110,6 +110,14 @@ ONLY_STOCK = [
         lambda call: _with_tables(call, 8).with_feeds(position_ids=np.zeros((1, 2), np.int64)),
     ),
     Difference(
+        "`attention_bias` of less keys than the longest sequence has",
+        lambda call: "attention_bias" in call.feeds and bool((call.lengths > call.total).any()),
+        lambda call: call.with_feeds(
+            total_sequence_length=np.array(3, np.int32),
+            attention_bias=np.zeros((1, 1, 1, 3), call.dtype),
+        ),
+    ),
+    Difference(
         "`k_quant_type` or `v_quant_type` of a cache that holds floats",
         lambda call: (
             "k_scale" not in call.feeds
