@@ -1,20 +1,25 @@
 """Random calls, ours against the stock operator and float64; `make fuzz` tries many more."""
 
+import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fuzz import __main__ as command
 from fuzz import differences, oracle
 from fuzz.call import OURS, STOCK, Call, Outcome, run
 from fuzz.differences import ONLY_OURS, ONLY_STOCK, Difference
 from fuzz.oracle import DisagreementError, check
 from fuzz.script import as_script
 from fuzz.search import search
+from fuzz.slices import find_fatal_call
 from gqa_node import make_case, needs_stock
 
 PAGE = Path(__file__).parent.parent / "docs" / "operator.md"
@@ -197,3 +202,39 @@ def test_a_program_computes_what_the_call_did(dtype: type, tmp_path: Path) -> No
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert printed.stdout.split()[-3] == wanted[0].tobytes().hex()
+
+
+def test_a_call_that_ends_the_process_is_a_program_too(tmp_path: Path) -> None:
+    call = decode_call()
+    fatal = call.with_feeds(position_ids=np.zeros(1, np.int64))
+    for name, kept in (("1", call), ("2", fatal)):
+        (tmp_path / name).write_bytes(pickle.dumps(kept))
+    assert find_fatal_call(str(tmp_path)) == f"the process ended\n\n{as_script(fatal)}"
+
+
+def test_the_command_counts_what_it_tried() -> None:
+    settings = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "FUZZ_EXAMPLES": "20"}
+    settings["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{settings['PYTHONPATH']}"
+    settings |= {"FUZZ_SEED": "1", "FUZZ_PROCESSES": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "fuzz"],
+        capture_output=True,
+        text=True,
+        env=os.environ | settings,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.startswith("20 calls, FUZZ_SEED=1\n20 calls in ")
+
+
+def test_the_command_fails_with_a_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUZZ_EXAMPLES", "300")
+    monkeypatch.setenv("FUZZ_SEED", "1")
+    # In this process, where the mistake is.
+    monkeypatch.setattr(command, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    monkeypatch.setattr(oracle, "find_wrong_caches", lambda call, presents: "no cache is right")
+    assert command.main() == 1
+    printed = capsys.readouterr().out
+    assert "# stock: no cache is right\n# The program above shows it.\n" in printed
+    compile(printed.split("\n", 1)[1], "program", "exec")
