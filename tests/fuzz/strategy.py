@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fuzz.call import Call
+from fuzz.lengths import KINDS, Lengths
 from gqa_node import Feeds, Node
 from reference import CacheFormat
 
@@ -25,94 +26,6 @@ FORMATS = (
 HEAD_SIZES = (16, 8, 32, 64, 80, 96, 128, 24, 40, 1, 3, 4, 5, 20, 100, 256)
 GROUPS = (1, 2, 3, 4, 7, 8)
 WINDOWS = (-1, 1, 2, 3, 7, 100, 300, 2**31 - 1)
-LONG = 700  # rows: three tiles of most head sizes
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """How many tokens each sequence has, and the cache rows; see the operator's inputs."""
-
-    tokens: int  # S
-    lengths: list[int]  # T
-    past_rows: int | None  # None: no past is given
-    total: int
-    query_lengths: list[int] | None = None
-    appends: bool = True
-
-
-def _batches(draw: st.DrawFn, most: int) -> int:
-    return draw(st.integers(1, most), label="batch")
-
-
-def _rows(draw: st.DrawFn, least: int) -> int:
-    """A number of cache rows from `least` on: mostly a few, at times several tiles."""
-    return draw(st.integers(least, least + 20) | st.integers(least, max(least, LONG)), label="rows")
-
-
-def _decode(draw: st.DrawFn) -> Lengths:
-    """One token; the cache is one buffer with room, or grows by a row."""
-    batch, most = _batches(draw, 5), _rows(draw, 1)
-    lengths = draw(st.lists(st.integers(1, most), min_size=batch, max_size=batch), label="lengths")
-    longest = max(lengths)
-    if longest == 1 and draw(st.booleans(), label="no past"):
-        return Lengths(1, lengths, None, 1)
-    if draw(st.booleans(), label="grows"):
-        return Lengths(1, lengths, longest - 1, longest)
-    return Lengths(1, lengths, most, draw(st.integers(longest, most), label="total"))
-
-
-def _chunk(draw: st.DrawFn) -> Lengths:
-    """Several tokens of one sequence after a past."""
-    tokens = draw(st.integers(2, 8) | st.integers(2, 20), label="tokens")
-    most = _rows(draw, tokens + 1)
-    length = draw(st.integers(tokens + 1, most), label="length")
-    if draw(st.booleans(), label="grows"):
-        return Lengths(tokens, [length], length - tokens, length)
-    return Lengths(tokens, [length], most, draw(st.integers(length, most), label="total"))
-
-
-def _prompt(draw: st.DrawFn) -> Lengths:
-    """First prompts, padded on the right."""
-    tokens = draw(st.integers(1, 8) | st.integers(1, 20), label="tokens")
-    batch = _batches(draw, 4)
-    lengths = draw(
-        st.lists(st.integers(1, tokens) | st.just(tokens), min_size=batch, max_size=batch),
-        label="lengths",
-    )
-    past = draw(st.none() | st.just(0) | st.integers(tokens, tokens + 20), label="past rows")
-    return Lengths(tokens, lengths, past, tokens)
-
-
-def _padded_chunk(draw: st.DrawFn) -> Lengths:
-    """Chunks of a batch, padded on the right; some entries idle."""
-    tokens = draw(st.integers(1, 8) | st.integers(1, 20), label="tokens")
-    batch, most = _batches(draw, 4), _rows(draw, tokens)
-    parts = []
-    for _ in range(batch):
-        past = draw(st.integers(0, most - tokens), label="past")
-        parts.append((past, draw(st.integers(0 if past else 1, tokens), label="query_seqlens")))
-    lengths = [past + count for past, count in parts]
-    longest = max(past for past, _ in parts)
-    rows = draw(st.sampled_from([longest, most]) | st.integers(longest, most), label="past rows")
-    # All tokens of the call must fit the cache, or it grows.
-    least = max(*lengths, tokens, longest + tokens if rows < longest + tokens else 0)
-    total = least + draw(st.sampled_from([0, 0, 1, 4]), label="room")
-    return Lengths(tokens, lengths, rows, total, [count for _, count in parts])
-
-
-def _shared_layer(draw: st.DrawFn) -> Lengths:
-    """No new keys and values: another layer has put them into the cache."""
-    tokens = draw(st.integers(1, 8) | st.integers(1, 20), label="tokens")
-    batch = _batches(draw, 4 if tokens == 1 else 1)
-    most = _rows(draw, tokens)
-    lengths = draw(
-        st.lists(st.integers(tokens, most), min_size=batch, max_size=batch), label="lengths"
-    )
-    total = draw(st.integers(max(lengths), most), label="total")
-    return Lengths(tokens, lengths, most, total, appends=False)
-
-
-KINDS = (_decode, _chunk, _prompt, _padded_chunk, _shared_layer)
 
 
 class _Numbers:
@@ -184,61 +97,105 @@ def _draw_bias(draw: st.DrawFn, numbers: _Numbers, plan: Lengths, num_heads: int
     return bias
 
 
-@st.composite
-def valid_calls(draw: st.DrawFn) -> Call:
-    """Draws a call that keeps to the operator's schema."""
+@dataclass(frozen=True)
+class _Shape:
+    """Sizes and types of a call."""
+
+    plan: Lengths
+    dtype: type
+    cache: str  # "int8", "int4" or "": as the activations
+    num_heads: int
+    kv_heads: int
+    size: int  # H
+    magnitude: float  # Standard deviation of queries and keys
+
+    @property
+    def batch(self) -> int:
+        return len(self.plan.lengths)
+
+
+def _draw_shape(draw: st.DrawFn) -> _Shape:
     plan = draw(st.sampled_from(KINDS), label="kind")(draw)
     dtype, cache = draw(st.sampled_from(FORMATS), label="format")
     kv_heads = draw(st.integers(1, 3), label="kv_num_heads")
     num_heads = kv_heads * draw(st.sampled_from(GROUPS), label="group")
     sizes = [size for size in HEAD_SIZES if cache != "int4" or size % 2 == 0]
     size = draw(st.sampled_from(sizes), label="head_size")
-    numbers = _Numbers(draw(st.integers(0, 2**16), label="seed"), dtype)
     magnitude = draw(st.sampled_from([1.0, 3.0]), label="magnitude")
-    batch, tokens = len(plan.lengths), plan.tokens
-    attributes: dict[str, Any] = {}
-    feeds: Feeds = {}
+    return _Shape(plan, dtype, cache, num_heads, kv_heads, size, magnitude)
 
-    packed = plan.appends and draw(st.booleans(), label="packed")
-    heads = {"query": num_heads, "key": kv_heads, "value": kv_heads}
-    rows = {"query": tokens, "key": tokens * plan.appends, "value": tokens * plan.appends}
+
+def _draw_tokens(draw: st.DrawFn, shape: _Shape, numbers: _Numbers) -> Feeds:
+    """Draws query, key and value, or all in one."""
+    plan = shape.plan
+    new = plan.tokens * plan.appends
     parts = {
-        name: numbers(batch, rows[name], count * size, size=1 if name == "value" else magnitude)
-        for name, count in heads.items()
+        "query": numbers(
+            shape.batch, plan.tokens, shape.num_heads * shape.size, size=shape.magnitude
+        ),
+        "key": numbers(shape.batch, new, shape.kv_heads * shape.size, size=shape.magnitude),
+        "value": numbers(shape.batch, new, shape.kv_heads * shape.size),
     }
-    feeds |= {"query": np.concatenate(list(parts.values()), axis=-1)} if packed else parts
-    if plan.past_rows is not None or cache:
-        quantisation = draw(st.sampled_from(["PER_TENSOR", "PER_CHANNEL"]), label="quantisation")
-        counts = plan.query_lengths or [tokens] * batch
-        first = [length - count for length, count in zip(plan.lengths, counts, strict=True)]
-        if not plan.appends:
-            first = plan.lengths
-        elif plan.total == tokens and plan.query_lengths is None:
-            first = [0] * batch
-        for kind, width in (("key", magnitude), ("value", 1.0)):
-            shape = (batch, kv_heads, plan.past_rows or 0, size)
-            past, scale = _draw_cache(numbers, cache, quantisation, shape, width)
-            _poison(past, first)
-            feeds[f"past_{kind}"] = past
-            if scale is not None:
-                attributes[f"{kind[0]}_quant_type"] = quantisation
-                attributes["kv_cache_bit_width"] = 4 if cache == "int4" else 8
-                full = (1,) if quantisation == "PER_TENSOR" else (1, kv_heads, 1, size)
-                feeds[f"{kind[0]}_scale"] = scale.reshape(full)
+    if plan.appends and draw(st.booleans(), label="packed"):
+        return {"query": np.concatenate(list(parts.values()), axis=-1)}
+    return parts
+
+
+def _draw_caches(draw: st.DrawFn, shape: _Shape, numbers: _Numbers) -> tuple[Feeds, dict[str, Any]]:
+    """Draws the past with its scales, and what attributes say of it."""
+    plan = shape.plan
+    feeds: Feeds = {}
+    attributes: dict[str, Any] = {}
+    if plan.past_rows is None and not shape.cache:
+        return feeds, attributes
+    quantisation = draw(st.sampled_from(["PER_TENSOR", "PER_CHANNEL"]), label="quantisation")
+    past_shape = (shape.batch, shape.kv_heads, plan.past_rows or 0, shape.size)
+    for kind, width in (("key", shape.magnitude), ("value", 1.0)):
+        past, scale = _draw_cache(numbers, shape.cache, quantisation, past_shape, width)
+        _poison(past, plan.valid_rows)
+        feeds[f"past_{kind}"] = past
+        if scale is not None:
+            attributes[f"{kind[0]}_quant_type"] = quantisation
+            attributes["kv_cache_bit_width"] = 4 if shape.cache == "int4" else 8
+            full = (1,) if quantisation == "PER_TENSOR" else (1, shape.kv_heads, 1, shape.size)
+            feeds[f"{kind[0]}_scale"] = scale.reshape(full)
+    return feeds, attributes
+
+
+def _draw_lengths(draw: st.DrawFn, plan: Lengths) -> Feeds:
+    """Says the plan's lengths in one of the accepted shapes."""
+    batch = len(plan.lengths)
     shapes = [(batch,), (batch, 1), (1, batch)]
-    lengths = np.array(plan.lengths, np.int32) - np.int32(1)
-    feeds["seqlens_k"] = lengths.reshape(draw(st.sampled_from(shapes), label="shape of seqlens_k"))
     total_shape = draw(st.sampled_from([(), (1,)]), label="shape of total_sequence_length")
-    feeds["total_sequence_length"] = np.full(total_shape, plan.total, np.int32)
+    lengths = np.array(plan.lengths, np.int32) - np.int32(1)
+    feeds: Feeds = {
+        "seqlens_k": lengths.reshape(draw(st.sampled_from(shapes), label="shape of seqlens_k")),
+        "total_sequence_length": np.full(total_shape, plan.total, np.int32),
+    }
     if plan.query_lengths is not None:
         feeds["query_seqlens"] = np.array(plan.query_lengths, np.int32)
+    return feeds
 
-    if size > 1 and draw(st.booleans(), label="rotary"):
-        attributes |= _add_rotary(draw, feeds, plan, size, dtype)
+
+def _draw_norms(draw: st.DrawFn, shape: _Shape, numbers: _Numbers) -> tuple[Feeds, dict[str, Any]]:
+    names = ["k_norm_epsilon", "q_norm_epsilon", "qk_norm_epsilon"]
+    chosen = draw(st.sets(st.sampled_from(names)), label="epsilons")
+    weights: Feeds = {f"{part}_norm_weight": numbers(shape.size) for part in "qk"}
+    return weights, dict.fromkeys(sorted(chosen), 1e-3)
+
+
+def _draw_features(
+    draw: st.DrawFn, shape: _Shape, numbers: _Numbers
+) -> tuple[Feeds, dict[str, Any]]:
+    """Draws whatever a call may also have."""
+    feeds: Feeds = {}
+    attributes: dict[str, Any] = {}
+    if shape.size > 1 and draw(st.booleans(), label="rotary"):
+        attributes |= _add_rotary(draw, feeds, shape.plan, shape.size, shape.dtype)
     if draw(st.booleans(), label="bias"):
-        feeds["attention_bias"] = _draw_bias(draw, numbers, plan, num_heads)
+        feeds["attention_bias"] = _draw_bias(draw, numbers, shape.plan, shape.num_heads)
     if draw(st.integers(0, 3), label="sink") == 3:
-        feeds["head_sink"] = numbers(num_heads)
+        feeds["head_sink"] = numbers(shape.num_heads)
     if draw(st.integers(0, 3), label="smooth_softmax") == 3:
         attributes["smooth_softmax"] = 1
     if draw(st.booleans(), label="window"):
@@ -248,11 +205,22 @@ def valid_calls(draw: st.DrawFn) -> Call:
     if draw(st.integers(0, 2), label="scale") == 2:
         attributes["scale"] = draw(st.sampled_from([0.0, 0.3, 1.0, -0.2]), label="factor")
     if draw(st.integers(0, 9), label="norm") == 9:
-        feeds |= {f"{part}_norm_weight": numbers(size) for part in "qk"}
-        names = ["k_norm_epsilon", "q_norm_epsilon", "qk_norm_epsilon"]
-        chosen = draw(st.sets(st.sampled_from(names)), label="epsilons")
-        attributes |= dict.fromkeys(sorted(chosen), 1e-3)
-    can_share = plan.past_rows is not None and plan.past_rows >= max(plan.total, 1)
-    shared = can_share and draw(st.booleans(), label="shared")
+        weights, epsilons = _draw_norms(draw, shape, numbers)
+        return feeds | weights, attributes | epsilons
+    return feeds, attributes
+
+
+@st.composite
+def valid_calls(draw: st.DrawFn) -> Call:
+    """Draws a call that keeps to the operator's schema."""
+    shape = _draw_shape(draw)
+    numbers = _Numbers(draw(st.integers(0, 2**16), label="seed"), shape.dtype)
+    tokens = _draw_tokens(draw, shape, numbers)
+    caches, formats = _draw_caches(draw, shape, numbers)
+    lengths = _draw_lengths(draw, shape.plan)
+    features, choices = _draw_features(draw, shape, numbers)
+    rows, total = shape.plan.past_rows, shape.plan.total
+    shared = rows is not None and rows >= total and draw(st.booleans(), label="shared")
     threads = draw(st.integers(1, 3), label="threads")
-    return Call(Node(num_heads, kv_heads, attributes), feeds, shared, threads)
+    node = Node(shape.num_heads, shape.kv_heads, formats | choices)
+    return Call(node, tokens | caches | lengths | features, shared, threads)
