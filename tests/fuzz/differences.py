@@ -156,15 +156,13 @@ ONLY_OURS = [
         lambda call: _with_head_size(call, 5),
     ),
     Difference(
-        "rotary where the head size is no multiple of 16",
-        lambda call: call.attribute("do_rotary", 0) == 1 and call.head_size % 16 != 0,
+        "rotary tables where the head size is no multiple of 16",
+        lambda call: "cos_cache" in call.feeds and call.head_size % 16 != 0,
         lambda call: _with_tables(_with_head_size(call, 24), 8),
     ),
     Difference(
         "rotary tables whose width is no multiple of 8",
-        lambda call: (
-            call.attribute("do_rotary", 0) == 1 and call.feeds["cos_cache"].shape[-1] % 8 != 0
-        ),
+        lambda call: "cos_cache" in call.feeds and call.feeds["cos_cache"].shape[-1] % 8 != 0,
         lambda call: _with_tables(call, 3),
     ),
     Difference(

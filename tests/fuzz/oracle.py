@@ -78,7 +78,7 @@ def _check_refusal(call: Call, ours: Outcome, stock: Outcome) -> None:
 
     Of a prompt it may be the stock operator's.
     """
-    parts = ("tensor(", "no kernel def matches", "Failed to allocate memory")
+    parts = ("tensor(", "no kernel def matches", "Failed to allocate memory", "pre-allocated")
     is_runtimes = any(part in ours.error for part in parts)
     is_stocks = call.is_handed_over and stock.error[-60:] in ours.error
     if not ("attention: " in ours.error or is_runtimes or is_stocks):
