@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fuzz.caches import find_wrong_caches
 from fuzz.call import OURS, STOCK, Call, Outcome, run
@@ -54,18 +55,22 @@ def _find_changed_inputs(call: Call, outcome: Outcome) -> str:
     return f"the call changed {wrong}" if wrong else ""
 
 
-def _find_other_bits(call: Call, one: Outcome, other: Outcome) -> str:
-    """Compares all bits, but not those of padding where the stock operator ran: they are random."""
+def _find_other_bits(one: Outcome, other: Outcome, valid: NDArray[np.bool_]) -> str:
+    """Compares all bits, but of the output's rows those that are valid alone."""
     if other.error:
         return f"only one of the two is accepted: {other.error}"
-    valid = np.arange(call.tokens) < call.query_lengths[:, None]
     names = ("output", "present_key", "present_value")
     for name, *pair in zip(names, one.results, other.results, strict=True):
-        if call.is_handed_over and name == "output":
+        if name == "output":
             pair = [output[valid] for output in pair]
         if pair[0].tobytes() != pair[1].tobytes():
             return f"other bits in {name}"
     return ""
+
+
+def _find_padding(call: Call, outcome: Outcome) -> str:
+    padding = np.arange(call.tokens) >= call.query_lengths[:, None]
+    return "the output of padding is not zero" if outcome.results[0][padding].any() else ""
 
 
 def _require(call: Call, who: str, wrong: str) -> None:
@@ -111,10 +116,14 @@ def check(call: Call, *, other_schedule: str, other_threads: int) -> tuple[bool,
     if stock.accepted:
         _require(call, "stock", _find_wrong_numbers(call, stock, is_stock=True))
     if call.is_handed_over and stock.accepted:
-        _require(call, "ours against stock", _find_other_bits(call, ours, stock))
+        # Masked rows are then the stock operator's as well.
+        valid = np.arange(call.tokens) < call.query_lengths[:, None]
+        _require(call, "ours against stock", _find_other_bits(ours, stock, valid))
+        _require(call, "ours", _find_padding(call, ours))
     else:
         _require(call, "ours", _find_wrong_numbers(call, ours, is_stock=False))
     other = replace(call.with_attributes(schedule=other_schedule), threads=other_threads)
+    every = np.ones((call.batch, call.tokens), np.bool_)
     how = f"schedule {other_schedule} with {other_threads} threads, not {call.threads}"
-    _require(other, how, _find_other_bits(call, ours, run(other, OURS)))
+    _require(other, how, _find_other_bits(ours, run(other, OURS), every))
     return True, stock.accepted
