@@ -11,6 +11,7 @@ import numpy as np
 
 from fuzz.call import Call
 
+FLOATS = {np.dtype(np.float32), np.dtype(np.float16)}
 Applies = Callable[[Call], bool]
 
 
@@ -115,6 +116,16 @@ ONLY_STOCK = [
         lambda call: call.with_feeds(
             total_sequence_length=np.array(3, np.int32),
             attention_bias=np.zeros((1, 1, 1, 3), call.dtype),
+        ),
+    ),
+    Difference(
+        "caches of another float type than the query's",
+        lambda call: (
+            call.feeds["past_key"].dtype != call.dtype
+            and {call.feeds["past_key"].dtype, call.dtype} <= FLOATS
+        ),
+        lambda call: call.with_feeds(
+            **{name: call.feeds[name].astype(np.float16) for name in ("past_key", "past_value")}
         ),
     ),
     Difference(
