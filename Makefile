@@ -23,7 +23,7 @@ LIBRARIES := $(abspath build/test/tests/cpp/liblean_attention)
 SOURCES := $(shell find ops cmake python models -type f -not -path '*/__pycache__/*') \
            CMakeLists.txt pyproject.toml
 
-.PHONY: demo test test-cpp test-emulator-full test-gpu-resources test-gpu-operator test-cuda-provider test-sanitizers test-python test-oldest test-optimum lint format setup clean
+.PHONY: demo test test-cpp test-emulator-full test-gpu-resources test-gpu-operator test-cuda-provider test-sanitizers test-python test-oldest test-optimum fuzz lint format setup clean
 
 demo: $(VENV)/.package
 	$(BIN)/python tools/demo.py
@@ -64,6 +64,10 @@ test-sanitizers: build/asan/.built build/tsan/.built
 
 test-python: $(VENV)/.package
 	$(BIN)/python -m pytest tests $(addprefix --ignore ,$(GPU_TESTS) $(OTHER_TESTS))
+
+# Random calls of the operator against the stock one: FUZZ_EXAMPLES (20,000), FUZZ_SEED.
+fuzz: $(VENV)/.package
+	PYTHONPATH=tests $(BIN)/python -m fuzz
 
 # The oldest ONNX Runtime that the library supports.
 test-oldest: $(VENV_OLDEST)/.package
