@@ -26,6 +26,7 @@
 #endif
 
 #define LEAN_ATTENTION_DEVICE inline
+#define LEAN_ATTENTION_ROLLED
 #define LEAN_ATTENTION_KERNEL(threads)
 
 namespace lean_attention::gpu {

@@ -103,22 +103,19 @@ class DecodeBlock {
   }
 
   LEAN_ATTENTION_DEVICE void RunPiece(const Piece& piece) const {
-    const int rows = RowsOf(piece);
+    const Lengths bounded = stream_.LengthsOf(piece.sequence);
+    const Lengths lengths = {Uniform(bounded.keys), Uniform(bounded.queries)};
+    const int rows = RowsOf(lengths);
     for (int first = 0; first < rows; first += kRows) {
-      RunRows(piece, first, rows - first < kRows ? rows - first : kRows);
+      RunRows(piece, lengths, first, rows - first < kRows ? rows - first : kRows);
     }
     if (piece.tile_begin == 0) ClearPadding(piece, rows);
     if (piece.IsSplit()) Meet(piece);
   }
 
-  LEAN_ATTENTION_DEVICE Lengths LengthsOf(const Piece& piece) const {
-    const Lengths lengths = stream_.LengthsOf(piece.sequence);
-    return {Uniform(lengths.keys), Uniform(lengths.queries)};
-  }
-
   // Query rows of a KV head, padding left out.
-  LEAN_ATTENTION_DEVICE int RowsOf(const Piece& piece) const {
-    return LengthsOf(piece).queries * GroupSize(args_.problem);
+  LEAN_ATTENTION_DEVICE int RowsOf(const Lengths& lengths) const {
+    return lengths.queries * GroupSize(args_.problem);
   }
 
   // Writes zeros to the output for the rows from `rows` on.
@@ -132,8 +129,8 @@ class DecodeBlock {
   }
 
   // Query rows [first, first + rows) over all tiles of a piece.
-  LEAN_ATTENTION_DEVICE void RunRows(const Piece& piece, int first, int rows) const {
-    const Lengths lengths = LengthsOf(piece);
+  LEAN_ATTENTION_DEVICE void RunRows(const Piece& piece, const Lengths& lengths, int first,
+                                     int rows) const {
     const auto length = static_cast<int32_t>(lengths.keys);
     const int64_t row_0 = CacheRow(args_.problem, piece.sequence, piece.kv_head, 0);
     const CacheRows<Cache> cache = {args_.key_cache + row_0, args_.value_cache + row_0,
@@ -216,37 +213,24 @@ class DecodeBlock {
                                            int rows) const {
     float factor = 1;
     if constexpr (kIsQuantised<Cache>) factor = LargestKeyScale(piece.kv_head);
-    // Where the states will be.
-    const SharedPtr<float> norms = As<float>(SharedMemory() + layout_.state(0));
-    if (args_.q_norm_weight != nullptr) {
-      for (int row = Warp(); row < rows; row += kWarps) {
-        const auto x = QueryRow(args_, piece.sequence, piece.kv_head, first + row);
-        const float norm = NormFactor(x, kHeadSize, args_.q_norm_epsilon);
-        if (Lane() == 0) Store(norms, row, norm);
+    for (int row = Warp(); row < kRows; row += kWarps) {
+      const SharedPtr<Element> to =
+          As<Element>(SharedMemory() + layout_.queries(0) + row * Layout::kQueryStride);
+      Head<Element> head = {};
+      if (row < rows) head = QueryHead(args_, piece.sequence, piece.kv_head, first + row);
+      for (int c = Lane(); c < kHeadSize; c += kWarpSize) {
+        Element x = {};
+        if (row < rows) x = QueryChannel(args_, piece.sequence, past, first + row, head, c);
+        if (HasTwoParts()) {
+          // Relative to the largest, so that small scales stay within the range of 16 bits.
+          const float scale = ScaleAt(args_, args_.k_scale, piece.kv_head, c);
+          const float scaled = ToFloat(x) * (factor != 0.0f ? scale / factor : 0.0f);
+          x = FromFloat<Element>(scaled);
+          Store(to, Layout::kQueryBytes / static_cast<int>(sizeof(Element)) + c,
+                FromFloat<Element>(scaled - ToFloat(x)));
+        }
+        Store(to, c, x);
       }
-      SyncThreads();
-    }
-    const SharedPtr<std::byte> queries = SharedMemory() + layout_.queries(0);
-    for (int i = ThreadIndex(); i < kRows * kHeadSize; i += kThreads) {
-      const int row = i / kHeadSize;
-      const int c = i % kHeadSize;
-      Element x = {};
-      if (row < rows) {
-        const Head<Element> head = {QueryRow(args_, piece.sequence, piece.kv_head, first + row),
-                                    args_.q_norm_weight,
-                                    args_.q_norm_weight != nullptr ? Load(norms, row) : 1};
-        x = QueryChannel(args_, piece.sequence, past, first + row, head, c);
-      }
-      const SharedPtr<Element> to = As<Element>(queries + row * Layout::kQueryStride);
-      if (HasTwoParts()) {
-        // Relative to the largest, so that small scales stay within the range of 16 bits.
-        const float scale = ScaleAt(args_, args_.k_scale, piece.kv_head, c);
-        const float scaled = ToFloat(x) * (factor != 0.0f ? scale / factor : 0.0f);
-        x = FromFloat<Element>(scaled);
-        Store(to, Layout::kQueryBytes / static_cast<int>(sizeof(Element)) + c,
-              FromFloat<Element>(scaled - ToFloat(x)));
-      }
-      Store(to, c, x);
     }
     return factor;
   }
@@ -335,7 +319,8 @@ class DecodeBlock {
     }
     SyncThreads();
     if (Load(is_last) == 0) return;
-    const int rows = RowsOf(piece);
+    // Read again: few registers are left to keep it in.
+    const int rows = RowsOf(stream_.LengthsOf(piece.sequence));
     for (int i = ThreadIndex(); i < rows * kHeadSize; i += kThreads) {
       ChannelState state = LoadFromRegion(piece, 0, i);
       for (int32_t tile = piece.prefix_tiles; tile < count; ++tile) {

@@ -32,17 +32,21 @@ struct Head {
   }
 };
 
-// The factor of the RMS norm (arXiv 1910.07467) of x [size], 1 / sqrt(mean(x^2) + epsilon); for all
-// lanes of a warp, in each of them.
+// x [size] with its RMS norm (arXiv 1910.07467), x / sqrt(mean(x^2) + epsilon) * weight; for all
+// lanes of a warp.
 template <typename Element>
-LEAN_ATTENTION_DEVICE float NormFactor(GlobalPtr<const Element> x, int32_t size, float epsilon) {
+LEAN_ATTENTION_DEVICE Head<Element> Normalised(GlobalPtr<const Element> x,
+                                               GlobalPtr<const Element> weight, float epsilon,
+                                               int32_t size) {
+  if (weight == nullptr) return {x, weight, 1};
   float squares = 0;
+  LEAN_ATTENTION_ROLLED
   for (int32_t c = Lane(); c < size; c += kWarpSize) {
     const float value = ToFloat(Load(x, c));
     squares = fmaf(value, value, squares);
   }
   for (int mask = kWarpSize / 2; mask > 0; mask /= 2) squares += ShuffleXor(squares, mask);
-  return 1 / sqrtf(squares / static_cast<float>(size) + epsilon);
+  return {x, weight, 1 / sqrtf(squares / static_cast<float>(size) + epsilon)};
 }
 
 // Channel c of a head rotated by the angle of its token's position (RoFormer, arXiv 2104.09864):
@@ -104,8 +108,8 @@ LEAN_ATTENTION_DEVICE void AppendRow(const DecodeArgs<Element, Cache>& args, Tok
       (int64_t{token.sequence} * p.sequence_length + token.index) * args.kv_stride +
       int64_t{kv_head} * p.head_size;
   const int64_t to = CacheRow(p, token.sequence, kv_head, token.position);
-  Head<Element> head = {args.key + from, args.k_norm_weight, 1};
-  if (head.weight != nullptr) head.factor = NormFactor(head.x, p.head_size, args.k_norm_epsilon);
+  const Head<Element> head =
+      Normalised(args.key + from, args.k_norm_weight, args.k_norm_epsilon, p.head_size);
   for (int32_t c = ThreadIndex(); c < p.head_size; c += BlockThreads()) {
     const Element k = FromFloat<Element>(Rotated(args, token, head, c));
     const Element v = Load(args.value, from + c);
@@ -119,14 +123,14 @@ LEAN_ATTENTION_DEVICE int32_t HeadOf(const Problem& p, int32_t kv_head, int32_t 
   return kv_head * GroupSize(p) + row % GroupSize(p);
 }
 
-// A query row as it was given.
+// A query row as it was given; for all lanes of a warp.
 template <typename Element, typename Cache>
-LEAN_ATTENTION_DEVICE GlobalPtr<const Element> QueryRow(const DecodeArgs<Element, Cache>& args,
-                                                        int32_t sequence, int32_t kv_head,
-                                                        int32_t row) {
+LEAN_ATTENTION_DEVICE Head<Element> QueryHead(const DecodeArgs<Element, Cache>& args,
+                                              int32_t sequence, int32_t kv_head, int32_t row) {
   const Problem& p = args.problem;
   const int64_t token = int64_t{sequence} * p.sequence_length + row / GroupSize(p);
-  return args.query + (token * args.query_stride + int64_t{HeadOf(p, kv_head, row)} * p.head_size);
+  const int64_t from = token * args.query_stride + int64_t{HeadOf(p, kv_head, row)} * p.head_size;
+  return Normalised(args.query + from, args.q_norm_weight, args.q_norm_epsilon, p.head_size);
 }
 
 // Channel c of a query row, normalised, rotated and rounded.

@@ -42,6 +42,8 @@
 //             i / 8, 16-byte aligned; for X2 those of lanes 16 and up are ignored
 //   AMD     Mfma16x16x16(float d[4], Element a[4], Element b[4])
 //
+// Loops. LEAN_ATTENTION_ROLLED before one keeps compilers from unrolling it, which costs registers.
+//
 // Numbers.
 //   ToFloat(Half | BFloat16 | Fp8E4M3 | int8_t)    exact
 //   FromFloat<Half | BFloat16>(float)              to nearest, ties to even; NaN stays NaN

@@ -15,8 +15,9 @@ class SharedStream {
  public:
   static constexpr int kBytesPerSequence = sizeof(int64_t) + sizeof(int32_t);
 
-  LEAN_ATTENTION_DEVICE SharedStream(const Problem& problem, GlobalPtr<const int32_t> query_seqlens,
-                                     int64_t max_length, SharedPtr<std::byte> memory)
+  LEAN_ATTENTION_DEVICE SharedStream(const Problem& problem,
+                                     const GlobalPtr<const int32_t>& query_seqlens,
+                                     const int64_t& max_length, SharedPtr<std::byte> memory)
       : problem_(problem),
         query_seqlens_(query_seqlens),
         max_length_(max_length),
@@ -73,15 +74,19 @@ class SharedStream {
   // Numbers of query tokens stay in device memory: few calls have them, and shared memory is
   // scarce.
   LEAN_ATTENTION_DEVICE Lengths Bounded(int32_t sequence, int64_t keys) const {
-    const int32_t queries =
-        query_seqlens_ != nullptr ? Load(query_seqlens_, sequence) : problem_.sequence_length;
+    int64_t queries = problem_.sequence_length;
+    if (query_seqlens_ != nullptr) {
+      const int32_t given = Load(query_seqlens_, sequence);
+      if (given < queries) queries = given;
+    }
     if (keys > max_length_) keys = max_length_;
     return BoundedLengths(problem_, keys, queries);
   }
 
-  const Problem& problem_;  // outlives this
-  GlobalPtr<const int32_t> query_seqlens_;
-  int64_t max_length_;
+  // Of the kernel's arguments, which outlive this and need no registers.
+  const Problem& problem_;
+  const GlobalPtr<const int32_t>& query_seqlens_;
+  const int64_t& max_length_;
   SharedPtr<int64_t> cost_ends_;
   SharedPtr<int32_t> keys_;
 };

@@ -92,14 +92,6 @@ FAULTS = (
         "first, rows); const QueryFragments",
     ),
     Fault(
-        "no_barrier_after_the_norms",
-        64,
-        "shared_race",
-        KERNEL,
-        "norm); } SyncThreads();",
-        "norm); }",
-    ),
-    Fault(
         "no_barrier_before_a_tile_is_finished",
         64,
         "shared_race",

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #define LEAN_ATTENTION_DEVICE __device__ __forceinline__
+#define LEAN_ATTENTION_ROLLED _Pragma("unroll 1")
 // Two blocks of a multiprocessor: without that bound compilers guess, and spill to fit three or
 // take the registers of two for one.
 #define LEAN_ATTENTION_KERNEL(threads) __global__ __launch_bounds__(threads, 2)
