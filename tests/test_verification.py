@@ -368,3 +368,17 @@ def test_command_fails_where_the_models_differ(tmp_path):
     assert run.stderr.startswith("error: the new model computes something else: ")
     assert run.stderr.count("\n") == 1
     assert sorted(listing(tmp_path)) == ["source.onnx"]
+
+
+def test_chained_steps_go_on_from_the_caches_that_came_out(tmp_path):
+    made = models.decoder(layers=1)
+    path = models.save(made, tmp_path / "source.onnx")
+    interface = read_interface(made)
+    chain = next(g for g in scenarios(interface, ragged=True) if any(s.chained for s in g))
+    session = CpuSession(path, interface, uses_library=False)
+    outputs = list(session.run(chain, 0, lambda: None))
+    assert len(outputs) == 3
+    for before, after in zip(outputs, outputs[1:], strict=False):
+        rows = before["present.0.key"].shape[2]
+        assert after["present.0.key"].shape[2] == rows + 1
+        np.testing.assert_array_equal(after["present.0.key"][:, :, :rows], before["present.0.key"])
