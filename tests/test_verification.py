@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import weakref
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from lean_attention import LeanAttentionError, rewrite
 from lean_attention.rewrite import VerificationError, restore
 from lean_attention.rewrite.rules.group_query_attention import GroupQueryAttention
 from lean_attention.rewrite.verification import verify as verify_module
+from lean_attention.rewrite.verification.disturbance import disturb
 from lean_attention.rewrite.verification.interface import read_interface
 from lean_attention.rewrite.verification.scenarios import scenarios
 from lean_attention.rewrite.verification.session import CpuSession
@@ -378,7 +380,18 @@ def test_chained_steps_go_on_from_the_caches_that_came_out(tmp_path):
     session = CpuSession(path, interface, uses_library=False)
     outputs = list(session.run(chain, 0, lambda: None))
     assert len(outputs) == 3
-    for before, after in zip(outputs, outputs[1:], strict=False):
+    for before, after in pairwise(outputs):
         rows = before["present.0.key"].shape[2]
         assert after["present.0.key"].shape[2] == rows + 1
         np.testing.assert_array_equal(after["present.0.key"][:, :, :rows], before["present.0.key"])
+
+
+def test_inner_shapes_are_no_promise_to_the_disturbed_model():
+    made = models.decoder(layers=1)
+    wrong = models.tensor("attention.0", TensorProto.FLOAT, [7, 7, 7])
+    made.graph.value_info.append(wrong)
+    disturbed = disturb(made, {"com.microsoft::GroupQueryAttention"})
+    (kept,) = [value for value in disturbed.graph.value_info if value.name == "attention.0"]
+    assert kept.type.tensor_type.elem_type == TensorProto.FLOAT
+    assert not kept.type.tensor_type.HasField("shape")
+    assert list(disturbed.graph.output) == list(made.graph.output)
