@@ -195,12 +195,22 @@ def infinite_weights(made: onnx.ModelProto) -> None:
     values.CopyFrom(numpy_helper.from_array(np.full((64, 32), np.nan, np.float32), "v.0"))
 
 
+def endless_functions(made: onnx.ModelProto) -> None:
+    """Adds two functions that call each other, which nobody calls."""
+    opsets = [onnx.helper.make_opsetid("test", 1)]
+    for name, other in (("A", "B"), ("B", "A")):
+        call = onnx.helper.make_node(other, ["x"], ["y"], domain="test")
+        made.functions.append(onnx.helper.make_function("test", name, ["x"], ["y"], [call], opsets))
+    made.opset_import.extend(opsets)
+
+
 @pytest.mark.parametrize(
     ("change", "obstacle"),
     [
         (unknown_input, "cannot tell what to feed the input 'text'"),
         (unknown_size, "cannot tell the size 'what' of the input 'extra'"),
         (infinite_weights, "is not finite"),
+        (endless_functions, "functions cannot be inlined"),
     ],
 )
 def test_model_of_which_nothing_can_be_said_names_the_obstacle(change, obstacle, tmp_path):

@@ -6,6 +6,7 @@ from enum import Enum
 
 import numpy as np
 import onnx
+import onnx.checker
 import onnx.inliner
 import onnx_ir as ir
 
@@ -20,6 +21,7 @@ from lean_attention.rewrite.gqa_node import (
 )
 from lean_attention.rewrite.graph_walk import scopes
 from lean_attention.rewrite.verification.trace import ancestors, constant_rows, made_by, origin
+from lean_attention.runtime.reasons import first_line
 
 __all__ = ["Cache", "Feed", "Interface", "Role", "read_interface"]
 
@@ -131,7 +133,13 @@ def read_interface(proto: onnx.ModelProto) -> Interface:
         LeanAttentionError: An input whose content cannot be chosen; the message names it.
     """
     if proto.functions:
-        proto = onnx.inliner.inline_local_functions(proto)
+        try:
+            proto = onnx.inliner.inline_local_functions(proto)
+        except (RuntimeError, onnx.checker.ValidationError) as error:
+            raise LeanAttentionError(
+                f"the model's functions cannot be inlined ({first_line(error)}), so it cannot be "
+                "verified; correct them, or pass --no-verify"
+            ) from error
     model = ir.from_proto(proto)
     every = [node for scope in scopes(model) for node in scope.graph]
     attention = [node for node in every if (node.domain, node.op_type) in ATTENTION_OPS]
@@ -207,7 +215,7 @@ def _role(value: ir.Value, gathers: bool, counted: bool) -> Role:
         return Role.UNUSED
     if dtype == ir.DataType.BOOL and value.shape is not None and value.shape.rank() == 0:
         return Role.FLAG
-    if dtype in (ir.DataType.INT64, ir.DataType.INT32):
+    if dtype in (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL):
         if "position" in name:
             return Role.POSITION_IDS
         if gathers:
