@@ -25,6 +25,8 @@ from lean_attention.rewrite.verification.session import CpuSession
 from rewrite_changes import retype, set_attribute
 from rewrite_disk import listing
 
+pytest_plugins = ["rewrite_fixtures"]
+
 VARIANTS = {
     "float32": models.decoder,
     "float16": lambda: models.decoder(dtype="float16"),
@@ -441,3 +443,17 @@ def test_model_that_jumps_may_jump(tmp_path):
     # A whole step, where one of the first layer's caches must agree to the last bits.
     assert tolerances["present.1.key"] > 1e-4
     assert tolerances["present.0.key"] < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_signal_that_ends_a_verification_leaves_nothing(kind, folder, tmp_path):
+    fault = (
+        "import os, signal\n"
+        "from lean_attention.rewrite.verification import verify\n"
+        "verify.disturb = lambda *_: os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    source = folder if kind == "folder" else folder / "model.onnx"
+    before = listing(tmp_path)
+    run = command(source, tmp_path / "deep" / source.name, before=fault)
+    assert (run.returncode, run.stderr) == (143, "")
+    assert listing(tmp_path) == before
