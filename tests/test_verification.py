@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import weakref
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,15 @@ from lean_attention import LeanAttentionError, rewrite
 from lean_attention.rewrite import VerificationError, restore
 from lean_attention.rewrite.rules.group_query_attention import GroupQueryAttention
 from lean_attention.rewrite.verification import verify as verify_module
+from lean_attention.rewrite.verification.comparison import sensitivity
+from lean_attention.rewrite.verification.disturbance import disturb
+from lean_attention.rewrite.verification.interface import read_interface
+from lean_attention.rewrite.verification.scenarios import scenarios
 from lean_attention.rewrite.verification.session import CpuSession
-from rewrite_changes import retype
+from rewrite_changes import retype, set_attribute
 from rewrite_disk import listing
+
+pytest_plugins = ["rewrite_fixtures"]
 
 VARIANTS = {
     "float32": models.decoder,
@@ -73,7 +80,7 @@ def test_runs_hold_prompts_steps_batches_ragged_lengths_and_several_tiles(tmp_pa
     monkeypatch.setattr(CpuSession, "run", watch)
     source = models.save(long_decoder(), tmp_path / "source.onnx")
     result = rewrite(source, tmp_path / "new.onnx")
-    assert result.verification.runs == len(steps) / 4
+    assert result.verification.runs == len(steps) / 5
     kinds = {
         "prompt": lambda s: max(s.lengths) == max(s.new) > 1,
         "padded prompt": lambda s: len(set(s.new)) > 1,
@@ -190,12 +197,22 @@ def infinite_weights(made: onnx.ModelProto) -> None:
     values.CopyFrom(numpy_helper.from_array(np.full((64, 32), np.nan, np.float32), "v.0"))
 
 
+def endless_functions(made: onnx.ModelProto) -> None:
+    """Adds two functions that call each other, which nobody calls."""
+    opsets = [onnx.helper.make_opsetid("test", 1)]
+    for name, other in (("A", "B"), ("B", "A")):
+        call = onnx.helper.make_node(other, ["x"], ["y"], domain="test")
+        made.functions.append(onnx.helper.make_function("test", name, ["x"], ["y"], [call], opsets))
+    made.opset_import.extend(opsets)
+
+
 @pytest.mark.parametrize(
     ("change", "obstacle"),
     [
         (unknown_input, "cannot tell what to feed the input 'text'"),
         (unknown_size, "cannot tell the size 'what' of the input 'extra'"),
         (infinite_weights, "is not finite"),
+        (endless_functions, "functions cannot be inlined"),
     ],
 )
 def test_model_of_which_nothing_can_be_said_names_the_obstacle(change, obstacle, tmp_path):
@@ -205,6 +222,66 @@ def test_model_of_which_nothing_can_be_said_names_the_obstacle(change, obstacle,
     result = rewrite(source, tmp_path / "new.onnx")
     assert obstacle in result.verification.obstacle
     assert (tmp_path / "new.onnx").exists()
+
+
+def test_inputs_that_the_source_refuses_are_told_and_the_others_compared(tmp_path):
+    made = models.decoder(layers=1)
+    # A batch of one alone can be added to a table of so many tokens.
+    table = numpy_helper.from_array(np.ones((1, 6, models.HIDDEN), np.float32), "table")
+    made.graph.initializer.append(table)
+    made.graph.node.insert(0, onnx.helper.make_node("Add", ["hidden", "table"], ["begin"]))
+    for node in made.graph.node[1:]:
+        node.input[:] = ["begin" if name == "hidden" else name for name in node.input]
+    result = rewrite(models.save(made, tmp_path / "source.onnx"), tmp_path / "new.onnx")
+    found = result.verification
+    assert found.passed
+    assert any("refuses 12, 7 new tokens in a batch of 2: " in line for line in found.refused)
+    assert "Add" in str(found)
+
+
+def rotated_outside(made: onnx.ModelProto) -> None:
+    """Rotates queries and keys by nodes of their own."""
+    made.graph.input.append(models.tensor("positions", TensorProto.INT64, ["B", "S"]))
+    for node in [n for n in made.graph.node if n.op_type == "GroupQueryAttention"]:
+        set_attribute(do_rotary=0)(node)
+        for index in (0, 1):
+            name, heads = node.input[index], (models.NUM_HEADS, models.KV_NUM_HEADS)[index]
+            rotate = onnx.helper.make_node(
+                "RotaryEmbedding",
+                [name, "positions", "cos", "sin"],
+                [f"{name}.rotated"],
+                domain="com.microsoft",
+                num_heads=heads,
+            )
+            made.graph.node.insert([*made.graph.node].index(node), rotate)
+            node.input[index] = f"{name}.rotated"
+        node.input[7:] = []
+
+
+def gathered_positions(made: onnx.ModelProto) -> None:
+    """Adds a learned embedding of each position, of which there are eight."""
+    made.graph.input.append(models.tensor("positions", TensorProto.INT64, ["B", "S"]))
+    table = np.ones((8, models.HIDDEN), np.float32)
+    made.graph.initializer.append(numpy_helper.from_array(table, "learned"))
+    for node in made.graph.node:
+        node.input[:] = ["begin" if name == "hidden" else name for name in node.input]
+    gather = onnx.helper.make_node("Gather", ["learned", "positions"], ["embedded"])
+    made.graph.node.insert(0, gather)
+    made.graph.node.insert(1, onnx.helper.make_node("Add", ["hidden", "embedded"], ["begin"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "rows"), [(rotated_outside, models.CACHE_ROWS), (gathered_positions, 8)]
+)
+def test_tables_of_positions_bound_every_length(change, rows, tmp_path):
+    made = models.decoder()
+    change(made)
+    source = models.save(made, tmp_path / "source.onnx")
+    found = rewrite(source, tmp_path / "new.onnx").verification
+    assert found.passed, str(found)
+    assert found.refused == ()
+    steps = [s for group in scenarios(read_interface(made), ragged=True) for s in group]
+    assert max(max(step.lengths) for step in steps) == rows
 
 
 def test_model_larger_than_the_memory_is_not_loaded(tmp_path):
@@ -306,3 +383,77 @@ def test_command_fails_where_the_models_differ(tmp_path):
     assert run.stderr.startswith("error: the new model computes something else: ")
     assert run.stderr.count("\n") == 1
     assert sorted(listing(tmp_path)) == ["source.onnx"]
+
+
+def test_chained_steps_go_on_from_the_caches_that_came_out(tmp_path):
+    made = models.decoder(layers=1)
+    path = models.save(made, tmp_path / "source.onnx")
+    interface = read_interface(made)
+    chain = next(g for g in scenarios(interface, ragged=True) if any(s.chained for s in g))
+    session = CpuSession(path, interface, uses_library=False)
+    outputs = list(session.run(chain, 0, lambda: None))
+    assert len(outputs) == 3
+    for before, after in pairwise(outputs):
+        rows = before["present.0.key"].shape[2]
+        assert after["present.0.key"].shape[2] == rows + 1
+        np.testing.assert_array_equal(after["present.0.key"][:, :, :rows], before["present.0.key"])
+
+
+def test_inner_shapes_are_no_promise_to_the_disturbed_model():
+    made = models.decoder(layers=1)
+    wrong = models.tensor("attention.0", TensorProto.FLOAT, [7, 7, 7])
+    made.graph.value_info.append(wrong)
+    disturbed = disturb(made, {"com.microsoft::GroupQueryAttention"})
+    (kept,) = [value for value in disturbed.graph.value_info if value.name == "attention.0"]
+    assert kept.type.tensor_type.elem_type == TensorProto.FLOAT
+    assert not kept.type.tensor_type.HasField("shape")
+    assert list(disturbed.graph.output) == list(made.graph.output)
+
+
+def test_small_errors_are_in_proportion_and_jumps_are_taken_whole():
+    assert sensitivity(1e-6, 1.2e-4) == 1e-6
+    assert sensitivity(1e-6, 0.5) == 0.5
+    assert sensitivity(0.0, 1.0) == 1.0
+    assert sensitivity(0.0, 0.0) == 0.0
+
+
+def jumping(made: onnx.ModelProto) -> None:
+    """Rounds what the first attention gives to steps, as int4 models do with their activations."""
+    (node,) = [n for n in made.graph.node if n.op_type == "MatMul" and n.input[1] == "o.0"]
+    for name, number in (("step", 5e-4), ("inverse", 2e3)):
+        array = np.array(number, np.float32)
+        made.graph.initializer.append(numpy_helper.from_array(array, name))
+    at = [*made.graph.node].index(node)
+    for op, inputs, output in (
+        ("Mul", [node.input[0], "inverse"], "scaled"),
+        ("Round", ["scaled"], "rounded"),
+        ("Mul", ["rounded", "step"], "stepped"),
+    ):
+        made.graph.node.insert(at, onnx.helper.make_node(op, inputs, [output]))
+        at += 1
+    node.input[0] = "stepped"
+
+
+def test_model_that_jumps_may_jump(tmp_path):
+    made = models.decoder()
+    jumping(made)
+    found = rewrite(models.save(made, tmp_path / "source.onnx"), tmp_path / "new.onnx").verification
+    assert found.passed, str(found)
+    tolerances = {check.name: check.tolerance for check in found.outputs}
+    # A whole step, where one of the first layer's caches must agree to the last bits.
+    assert tolerances["present.1.key"] > 1e-4
+    assert tolerances["present.0.key"] < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_signal_that_ends_a_verification_leaves_nothing(kind, folder, tmp_path):
+    fault = (
+        "import os, signal\n"
+        "from lean_attention.rewrite.verification import verify\n"
+        "verify.disturb = lambda *_: os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    source = folder if kind == "folder" else folder / "model.onnx"
+    before = listing(tmp_path)
+    run = command(source, tmp_path / "deep" / source.name, before=fault)
+    assert (run.returncode, run.stderr) == (143, "")
+    assert listing(tmp_path) == before

@@ -24,10 +24,11 @@ from lean_attention._version import __version__
 from lean_attention.errors import LeanAttentionError
 from lean_attention.operator_library import get_library_path, register_custom_ops
 from lean_attention.padding import check_padding
-from lean_attention.rewrite import inspect, restore, rewrite
+from lean_attention.rewrite import VerificationError, inspect, restore, rewrite
 
 __all__ = [
     "LeanAttentionError",
+    "VerificationError",
     "__version__",
     "check_padding",
     "get_library_path",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lean_attention.errors import LeanAttentionError
 from lean_attention.rewrite.model_file import check_location, external_locations, read_proto
+from lean_attention.runtime.reasons import first_line
 
 __all__ = ["HubSource", "find_source"]
 
@@ -120,7 +121,7 @@ class HubSource:
             return str(error)
         from huggingface_hub import errors
 
-        repo, line = self.repo, (str(error).strip().splitlines() or [type(error).__name__])[0]
+        repo = self.repo
         chain = [error, error.__cause__, error.__context__]
         if any(isinstance(each, errors.GatedRepoError) for each in chain):
             return (
@@ -139,7 +140,7 @@ class HubSource:
                 f"there is no {self} here, and the Hub cannot be reached to download it: go online "
                 "(HF_HUB_OFFLINE unset), or name a local model"
             )
-        return f"{self} cannot be downloaded from the Hub: {line}"
+        return f"{self} cannot be downloaded from the Hub: {first_line(error)}"
 
     def _folders_with_models(self) -> str:
         """A clause on where else in the repository models are; empty where nobody knows."""

@@ -6,6 +6,7 @@ from enum import Enum
 
 import numpy as np
 import onnx
+import onnx.checker
 import onnx.inliner
 import onnx_ir as ir
 
@@ -20,6 +21,7 @@ from lean_attention.rewrite.gqa_node import (
 )
 from lean_attention.rewrite.graph_walk import scopes
 from lean_attention.rewrite.verification.trace import ancestors, constant_rows, made_by, origin
+from lean_attention.runtime.reasons import first_line
 
 __all__ = ["Cache", "Feed", "Interface", "Role", "read_interface"]
 
@@ -56,6 +58,12 @@ OF_INPUT = {
     Input.QUERY_SEQLENS: Role.QUERY_SEQLENS,
 }
 PARTS = {Output.PRESENT_KEY: "present_key", Output.PRESENT_VALUE: "present_value"}
+# Where a node has the cosines of each position.
+TABLES: dict[tuple[str, str], int] = {
+    ("com.microsoft", "RotaryEmbedding"): 2,
+    ("", "RotaryEmbedding"): 1,
+    **dict.fromkeys(ATTENTION_OPS, Input.COS_CACHE),
+}
 GATHERS = {("", "Gather"), ("com.microsoft", "GatherBlockQuantized")}
 
 
@@ -102,7 +110,8 @@ class Interface:
         outputs: The names of all outputs, in order.
         caches: Those outputs that are caches.
         has_attention: Whether any node attends as GroupQueryAttention does, stock or ours.
-        rotary_rows: Rows of the shortest rotary table, which bound every length; None without.
+        rotary_rows: Rows of the shortest table of positions, which bound every length; None
+            without.
         window: The widest sliding window; None without.
     """
 
@@ -124,7 +133,13 @@ def read_interface(proto: onnx.ModelProto) -> Interface:
         LeanAttentionError: An input whose content cannot be chosen; the message names it.
     """
     if proto.functions:
-        proto = onnx.inliner.inline_local_functions(proto)
+        try:
+            proto = onnx.inliner.inline_local_functions(proto)
+        except (RuntimeError, onnx.checker.ValidationError) as error:
+            raise LeanAttentionError(
+                f"the model's functions cannot be inlined ({first_line(error)}), so it cannot be "
+                "verified; correct them, or pass --no-verify"
+            ) from error
     model = ir.from_proto(proto)
     every = [node for scope in scopes(model) for node in scope.graph]
     attention = [node for node in every if (node.domain, node.op_type) in ATTENTION_OPS]
@@ -151,7 +166,10 @@ def read_interface(proto: onnx.ModelProto) -> Interface:
         role = roles.get(value) or _role(value, value in bounds, value in counted)
         feed = _feed(value, role, bounds.get(value))
         feeds.append(_sized(feed, sizes[value]) if value in sizes else feed)
-    tables = [constant_rows(value) for node in attention for value in _input(node, Input.COS_CACHE)]
+    tables = [feed.bound for feed in feeds if feed.role == Role.POSITION_IDS]
+    for node in every:
+        if (index := TABLES.get((node.domain, node.op_type))) is not None:
+            tables += [constant_rows(value) for value in _input(node, index)]
     windows = [number(node, "local_window_size", -1) for node in attention]
     return Interface(
         feeds=tuple(feeds),
@@ -163,7 +181,7 @@ def read_interface(proto: onnx.ModelProto) -> Interface:
     )
 
 
-def _input(node: ir.Node, index: Input) -> list[ir.Value]:
+def _input(node: ir.Node, index: int) -> list[ir.Value]:
     value = node.inputs[index] if index < len(node.inputs) else None
     return [] if value is None else [value]
 
@@ -197,7 +215,7 @@ def _role(value: ir.Value, gathers: bool, counted: bool) -> Role:
         return Role.UNUSED
     if dtype == ir.DataType.BOOL and value.shape is not None and value.shape.rank() == 0:
         return Role.FLAG
-    if dtype in (ir.DataType.INT64, ir.DataType.INT32):
+    if dtype in (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL):
         if "position" in name:
             return Role.POSITION_IDS
         if gathers:

@@ -40,6 +40,11 @@ class OutputCheck:
         return self.difference <= self.tolerance
 
     @property
+    def is_telling(self) -> bool:
+        """Whether the tolerance is well below the numbers; where roundings grow large it is not."""
+        return self.tolerance < self.largest / 4 or not self.tolerance
+
+    @property
     def ratio(self) -> float:
         """The difference as a part of the tolerance."""
         if self.difference == 0:
@@ -51,6 +56,7 @@ class OutputCheck:
         infinite = math.isinf(self.difference)
         return asdict(self) | {
             "passed": self.passed,
+            "is_telling": self.is_telling,
             "difference": "infinite" if infinite else self.difference,
         }
 
@@ -61,6 +67,7 @@ class OutputCheck:
         return (
             f"{mark} {which}: largest difference {self.difference:.2g}, tolerance "
             f"{self.tolerance:.2g}, of numbers up to {self.largest:.2g} ({self.run})"
+            f"{'' if self.is_telling else '; says little: roundings grow as far in the source'}"
         )
 
 
@@ -72,11 +79,13 @@ class Verification:
         outputs: One check for each output, in the model's order; empty where nothing was run.
         runs: On how many inputs both models were run.
         obstacle: Why nothing was compared; empty where it was.
+        refused: Inputs that the source itself refuses, with ONNX Runtime's reason.
     """
 
     outputs: tuple[OutputCheck, ...] = ()
     runs: int = 0
     obstacle: str = ""
+    refused: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -94,6 +103,7 @@ class Verification:
             "passed": self.passed,
             "obstacle": self.obstacle,
             "runs": self.runs,
+            "refused": list(self.refused),
             "outputs": [output.to_dict() for output in self.outputs],
         }
 
@@ -101,7 +111,7 @@ class Verification:
         """Why nothing was compared, or a line per output."""
         if self.obstacle:
             return f"not verified: {self.obstacle}"
-        return "\n".join(map(str, self.lines()))
+        return "\n".join([*map(str, self.lines()), *map(str, self.refused)])
 
     def lines(self) -> Iterator[OutputCheck]:
         """The checks to print: all, or of many caches the worst of each kind."""

@@ -12,6 +12,7 @@ from lean_attention.operator_library import register_custom_ops
 from lean_attention.rewrite.verification.feeds import make_feeds
 from lean_attention.rewrite.verification.interface import Interface
 from lean_attention.rewrite.verification.scenarios import Step
+from lean_attention.runtime.reasons import first_line
 
 __all__ = ["Arrays", "CpuSession", "RunError"]
 
@@ -52,7 +53,7 @@ class CpuSession:
                 path, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # ONNX Runtime raises several unrelated types.
-            raise RunError(_first_line(error)) from error
+            raise RunError(first_line(error)) from error
 
     def run(
         self,
@@ -85,11 +86,7 @@ class CpuSession:
             try:
                 outputs = self._session.run(list(self._interface.outputs), feeds)
             except Exception as error:  # Several unrelated types here, too.
-                raise RunError(_first_line(error)) from error
+                raise RunError(first_line(error)) from error
             before = dict(zip(self._interface.outputs, map(np.asarray, outputs), strict=True))
             tick()
             yield before
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
