@@ -88,9 +88,9 @@ def _spoil_tail(outcome: Outcome) -> None:
 
 FAULTS = {
     "the output is off": _spoil_output,
-    "does not hold the new rows": _spoil_new_row,
-    "before 4 differ from the past's": _spoil_old_row,
-    "past 5 (are not zero|were written)": _spoil_tail,
+    "rows 4 to 5 are not the new ones": _spoil_new_row,
+    "rows before 4 differ from the past's": _spoil_old_row,
+    "rows past 5 (are not zero|were written)": _spoil_tail,
 }
 
 
@@ -233,7 +233,7 @@ def test_the_command_fails_with_a_program(
     monkeypatch.setenv("FUZZ_SEED", "1")
     # In this process, where the mistake is.
     monkeypatch.setattr(command, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
-    monkeypatch.setattr(oracle, "find_wrong_caches", lambda call, presents: "no cache is right")
+    monkeypatch.setattr(oracle, "find_wrong_caches", lambda *_, **__: "no cache is right")
     assert command.main() == 1
     printed = capsys.readouterr().out
     assert "# stock: no cache is right\n# The program above shows it.\n" in printed
