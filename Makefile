@@ -16,7 +16,7 @@ PIP := -m pip --disable-pip-version-check --no-input
 # optimum runs models whose KV heads are as many as their query heads.
 OPTIMUM_MODEL := .cache/models/phi-3-mini-128k-small
 # Those of the emulated library.
-GPU_TESTS := $(addprefix tests/test_gpu_,check.py kernels.py operator.py refusals.py)
+GPU_TESTS := $(addprefix tests/test_gpu_,arguments.py check.py kernels.py operator.py refusals.py)
 # Those of other environments.
 OTHER_TESTS := tests/test_cuda_provider.py tests/test_optimum.py
 LIBRARIES := $(abspath build/test/tests/cpp/liblean_attention)
