@@ -71,7 +71,7 @@ fuzz: $(VENV)/.package
 
 # The oldest ONNX Runtime that the library supports.
 test-oldest: $(VENV_OLDEST)/.package
-	$(VENV_OLDEST)/bin/python -m pytest tests/test_operator.py tests/test_operator_errors.py tests/test_schedules.py
+	$(VENV_OLDEST)/bin/python -m pytest $(addprefix tests/test_,operator.py operator_errors.py schedules.py sequences.py)
 
 test-optimum: $(VENV_OPTIMUM)/.package $(OPTIMUM_MODEL)
 	$(VENV_OPTIMUM)/bin/python -m pytest tests/test_optimum.py
