@@ -36,7 +36,7 @@ def decode_call(**changes: object) -> Call:
 def test_random_calls_agree() -> None:
     tally = search(300)
     # Were nearly all refused, little would be compared.
-    assert tally["both"] > 75
+    assert tally["both"] > 50
     assert tally["ours"] > 20
     assert tally["neither"] > 20
 
