@@ -7,10 +7,7 @@ from numpy.typing import NDArray
 
 from fuzz.call import Call
 from fuzz.truth import Rows, new_rows
-
-
-def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(array).view(np.uint8)
+from reference import CacheFormat
 
 
 def _as_numbers(rows: NDArray[Any], bits: int) -> NDArray[np.float64]:
@@ -22,37 +19,51 @@ def _as_numbers(rows: NDArray[Any], bits: int) -> NDArray[np.float64]:
     return rows.astype(np.float64)
 
 
-def _find_wrong_rows(call: Call, kind: str, present: NDArray[Any], rows: Rows, b: int) -> str:
-    """Compares one sequence's new rows: each must be stored as a number within the slack is."""
+def _sign_of_scale(stored: CacheFormat) -> NDArray[np.float64]:
+    return np.where(np.asarray(1 if stored.scale is None else stored.scale) < 0, -1.0, 1.0)
+
+
+def _holds_new_rows(call: Call, kind: str, present: NDArray[Any], rows: Rows, b: int) -> bool:
+    """Whether each of a sequence's new rows is stored as a number within the slack would be."""
     stored = call.cache_format(kind)
     first, length = int(call.first_rows[b]), int(call.lengths[b])
     count = min(call.tokens, length - first) if call.appends else 0
     numbers, slack = rows.numbers[b, :count], rows.slack[b, :count]
-    found = present[b, :, first : first + count].swapaxes(0, 1)
+    found = present[:, first : first + count].swapaxes(0, 1)
     lowest, highest = (
         _as_numbers(stored.store(numbers + sign * slack * _sign_of_scale(stored)), stored.bits)
         for sign in (-1, 1)
     )
     held = _as_numbers(found, stored.bits)
-    if not ((lowest <= held) & (held <= highest)).all():
-        return f"present_{kind}[{b}] does not hold the new rows"
-    return ""
+    return bool(((lowest <= held) & (held <= highest)).all())
 
 
-def _sign_of_scale(stored: Any) -> Any:
-    return 1 if stored.scale is None else np.where(stored.scale < 0, -1.0, 1.0)
+def _find_touched_rows(
+    call: Call, present: NDArray[Any], past: NDArray[Any] | None, first: int, end: int
+) -> str:
+    """Compares one sequence's rows [K, rows, H] before the new ones and after them."""
+    if past is not None and present[:, :first].tobytes() != past[:, :first].tobytes():
+        return f"rows before {first} differ from the past's"
+    if not (call.shared and past is not None):
+        return f"rows past {end} are not zero" if any(present[:, end:].tobytes()) else ""
+    return (
+        f"rows past {end} were written"
+        if present[:, end:].tobytes() != past[:, end:].tobytes()
+        else ""
+    )
 
 
-def find_wrong_caches(call: Call, presents: list[NDArray[Any]]) -> str:
+def find_wrong_caches(call: Call, presents: list[NDArray[Any]], *, stores_padding: bool) -> str:
     """Returns what is wrong with the caches that a call left, or nothing.
 
     New rows must be there; cached ones, and of a shared buffer those past the new ones, keep their
-    bits, whatever they are. Padding may have been stored right after the new rows. A separate
-    buffer that holds more rows has zeros there.
+    bits, whatever they are. A separate buffer that holds more rows has zeros there.
 
     Args:
         call: A valid call.
         presents: present_key and present_value.
+        stores_padding: Whether rows of padding may follow the new ones, as the stock operator
+            leaves them.
     """
     rows = new_rows(call)
     for kind, present in zip(("key", "value"), presents, strict=True):
@@ -61,18 +72,11 @@ def find_wrong_caches(call: Call, presents: list[NDArray[Any]]) -> str:
             return f"present_{kind} has shape {present.shape}"
         for b in range(call.batch):
             first, length = int(call.first_rows[b]), int(call.lengths[b])
-            written = first + call.tokens if call.appends else length
-            if past is not None and (
-                _bytes(present[b, :, :first]).tobytes() != _bytes(past[b, :, :first]).tobytes()
-            ):
-                return f"rows of present_{kind}[{b}] before {first} differ from the past's"
-            after = _bytes(present[b, :, max(written, length) :])
-            if call.shared and past is not None:
-                if after.tobytes() != _bytes(past[b, :, max(written, length) :]).tobytes():
-                    return f"rows of present_{kind}[{b}] past {written} were written"
-            elif after.any():
-                return f"rows of present_{kind}[{b}] past {written} are not zero"
-            wrong = _find_wrong_rows(call, kind, present, rows[kind], b)
+            end = max(length, first + call.tokens * call.appends) if stores_padding else length
+            before = None if past is None else past[b]
+            wrong = _find_touched_rows(call, present[b], before, first, end)
+            if not wrong and not _holds_new_rows(call, kind, present[b], rows[kind], b):
+                wrong = f"rows {first} to {length} are not the new ones"
             if wrong:
-                return wrong
+                return f"present_{kind}[{b}]: {wrong}"
     return ""

@@ -32,7 +32,7 @@ def _find_wrong_numbers(call: Call, outcome: Outcome, *, is_stock: bool) -> str:
     Of padding, and of rows all of whose keys are masked, the stock operator returns anything.
     """
     output, *presents = outcome.results
-    wrong = find_wrong_caches(call, presents)
+    wrong = find_wrong_caches(call, presents, stores_padding=is_stock)
     if wrong:
         return wrong
     wanted = wanted_output(call, presents)

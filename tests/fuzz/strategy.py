@@ -181,7 +181,7 @@ def _draw_norms(draw: st.DrawFn, shape: _Shape, numbers: _Numbers) -> tuple[Feed
     names = ["k_norm_epsilon", "q_norm_epsilon", "qk_norm_epsilon"]
     chosen = draw(st.sets(st.sampled_from(names)), label="epsilons")
     weights: Feeds = {f"{part}_norm_weight": numbers(shape.size) for part in "qk"}
-    return weights, dict.fromkeys(sorted(chosen), 1e-3)
+    return weights, dict.fromkeys(sorted(chosen), 0.1)
 
 
 def _draw_features(
@@ -204,7 +204,7 @@ def _draw_features(
         attributes["softcap"] = draw(st.sampled_from([0.0, 2.0, 50.0]), label="cap")
     if draw(st.integers(0, 2), label="scale") == 2:
         attributes["scale"] = draw(st.sampled_from([0.0, 0.3, 1.0, -0.2]), label="factor")
-    if draw(st.integers(0, 9), label="norm") == 9:
+    if draw(st.integers(0, 5), label="norm") == 5:
         weights, epsilons = _draw_norms(draw, shape, numbers)
         return feeds | weights, attributes | epsilons
     return feeds, attributes
