@@ -1,7 +1,8 @@
 """Runs an exported decoder in ONNX Runtime, whoever exported it, and compares two of them."""
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,9 @@ class OnnxDecoder:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
+        # onnxruntime-genai's builder declares repeated heads as long as the new tokens, which ONNX
+        # Runtime believes when it plans its memory.
+        options.enable_mem_reuse = False
         lean_attention.register_custom_ops(options)
         providers = ["CPUExecutionProvider"]
         self.session = onnxruntime.InferenceSession(path, options, providers=providers)
@@ -73,23 +77,31 @@ class OnnxDecoder:
         logits, *presents = self.session.run(wanted, feeds)
         return logits.astype(np.float32), presents
 
-    def generate(
-        self, prompts: NDArray[np.int64], mask: NDArray[np.int64], new: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Decodes greedily.
+    def follow(
+        self,
+        prompts: NDArray[np.int64],
+        mask: NDArray[np.int64],
+        tokens: NDArray[np.int64] | None,
+        new: int,
+    ) -> NDArray[np.float32]:
+        """Decodes, greedily or along given tokens.
+
+        Args:
+            prompts: [B, S].
+            mask: Of the prompts, [B, S].
+            tokens: What to say after them, [B, new]; None for the likeliest.
+            new: How many steps.
 
         Returns:
-            The new tokens, [B, new], and the logits that chose them, [B, new, vocabulary].
+            The logits of each step's next token, [B, new, vocabulary].
         """
-        tokens, chosen, caches = prompts, [], None
-        logits_of_steps = []
-        for _ in range(new):
-            logits, caches = self.run(tokens, mask, caches)
-            logits_of_steps.append(logits[:, -1])
-            tokens = logits[:, -1:].argmax(-1)
-            chosen.append(tokens)
-            mask = np.concatenate([mask, np.ones_like(tokens)], 1)
-        return np.concatenate(chosen, 1), np.stack(logits_of_steps, 1)
+        step, caches, logits = prompts, None, []
+        for index in range(new):
+            result, caches = self.run(step, mask, caches)
+            logits.append(result[:, -1])
+            step = result[:, -1:].argmax(-1) if tokens is None else tokens[:, index : index + 1]
+            mask = np.concatenate([mask, np.ones_like(step)], 1)
+        return np.stack(logits, 1)
 
     def _empty(self, value: onnxruntime.NodeArg, batch: int) -> NDArray[np.generic]:
         dtype = np.float16 if value.type == "tensor(float16)" else np.float32
@@ -108,7 +120,7 @@ def assert_like_stock(
     new: int = 16,
     seed: int = 5,
 ) -> None:
-    """Asserts that two models decode alike: the same tokens, and logits as far as rounding goes.
+    """Asserts that two models say the same tokens, and that their logits differ by rounding only.
 
     The bound is how far the stock model's own logits move when the scale of its attention moves by
     ``ROUNDINGS`` times the spacing of its numbers: each score then moves by as much as its
@@ -126,46 +138,42 @@ def assert_like_stock(
     width = max(lengths)
     mask = (np.arange(width) >= width - np.array(lengths)[:, None]).astype(np.int64)
     prompts = np.where(mask == 1, rng.integers(3, vocabulary, mask.shape), 0)
-    before, after = OnnxDecoder(stock), OnnxDecoder(lean)
-    expected, expected_logits = before.generate(prompts, mask, new)
-    found, found_logits = after.generate(prompts, mask, new)
-    assert len(set(expected.ravel().tolist())) > len(lengths)
-    np.testing.assert_array_equal(found, expected)
-    moved = _moved_logits(stock, prompts, mask, expected)
-    epsilon = np.finfo(_cache_type(before)).eps
-    tolerance = np.abs(moved - expected_logits).max() + epsilon * np.abs(expected_logits).max()
-    assert np.isfinite(expected_logits).all()
-    assert np.abs(found_logits - expected_logits).max() <= tolerance
+    expected = OnnxDecoder(stock).follow(prompts, mask, None, new)
+    tokens = expected.argmax(-1)
+    assert len(set(tokens.ravel().tolist())) > len(lengths)
+    assert np.isfinite(expected).all()
+    found = OnnxDecoder(lean).follow(prompts, mask, tokens, new)
+    with _moved(stock) as path:
+        moved = OnnxDecoder(path).follow(prompts, mask, tokens, new)
+    epsilon = float(np.finfo(_cache_type(OnnxDecoder(stock))).eps)
+    tolerance = np.abs(moved - expected).max() + epsilon * np.abs(expected).max()
+    assert np.abs(found - expected).max() <= tolerance
+    # Of two tokens as likely as each other, to rounding, either may be said.
+    second, first = np.moveaxis(np.sort(expected, -1)[..., -2:], -1, 0)
+    clear = first - second > 2 * tolerance
+    assert clear.mean() > 0.25
+    np.testing.assert_array_equal(found.argmax(-1)[clear], tokens[clear])
 
 
-def _moved_logits(
-    stock: Path,
-    prompts: NDArray[np.int64],
-    mask: NDArray[np.int64],
-    tokens: NDArray[np.int64],
-) -> NDArray[np.float32]:
-    """The stock model's logits for given tokens, its attention's scale moved a little."""
+@contextlib.contextmanager
+def _moved(stock: Path) -> Iterator[Path]:
+    """The stock model with its attention's scale moved a little."""
     model = onnx.load(stock, load_external_data=False)
-    epsilon = np.finfo(_cache_type(OnnxDecoder(stock))).eps
-    moved = 0
-    for node in model.graph.node:
-        if "Attention" not in node.op_type:
-            continue
-        for attribute in node.attribute:
-            if attribute.name == "scale":
-                attribute.f *= 1 + ROUNDINGS * float(epsilon)
-                moved += 1
-    assert moved
+    epsilon = float(np.finfo(_cache_type(OnnxDecoder(stock))).eps)
+    scales = [
+        attribute
+        for node in model.graph.node
+        if "Attention" in node.op_type
+        for attribute in node.attribute
+        if attribute.name == "scale"
+    ]
+    assert scales
+    for scale in scales:
+        scale.f *= 1 + ROUNDINGS * epsilon
     path = stock.with_name("moved.onnx")
     path.write_bytes(model.SerializeToString())
-    decoder, caches, logits = OnnxDecoder(path), None, []
+    yield path
     path.unlink()
-    given = [prompts, *(tokens[:, i : i + 1] for i in range(tokens.shape[1] - 1))]
-    for step in given:
-        result, caches = decoder.run(step, mask, caches)
-        logits.append(result[:, -1])
-        mask = np.concatenate([mask, np.ones_like(mask[:, :1])], 1)
-    return np.stack(logits, 1)
 
 
 def _cache_type(decoder: OnnxDecoder) -> np.dtype[np.floating]:

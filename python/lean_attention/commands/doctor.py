@@ -31,7 +31,9 @@ def _versions() -> dict[str, str]:
     return found | {name: installed[name] for name in _COMPANIONS if name in installed}
 
 
-def advise(installed: Collection[str], providers: Collection[str], backend: str | None) -> list[str]:
+def advise(
+    installed: Collection[str], providers: Collection[str], backend: str | None
+) -> list[str]:
     """Returns what does not fit together here, and what to do: one line each.
 
     Args:

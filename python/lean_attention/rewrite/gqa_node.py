@@ -1,4 +1,7 @@
-"""A GroupQueryAttention node as ONNX Runtime 1.32 declares it: inputs, outputs, attributes."""
+"""A GroupQueryAttention node as ONNX Runtime 1.32 declares it: inputs, outputs, attributes.
+
+Ours has the same, and one attribute more: ``schedule``.
+"""
 
 import math
 from enum import IntEnum
@@ -6,16 +9,28 @@ from enum import IntEnum
 import onnx_ir as ir
 
 __all__ = [
+    "ATTENTION_OPS",
     "ATTRIBUTE_TYPES",
     "DECIDING_ATTRIBUTES",
+    "DOMAIN",
+    "OPSET_VERSION",
+    "OP_TYPE",
+    "STOCK_DOMAIN",
+    "STOCK_OP_TYPE",
     "Input",
     "Output",
     "attribute",
+    "head_size",
     "heads",
     "input_of",
     "number",
     "output_of",
 ]
+
+STOCK_DOMAIN, STOCK_OP_TYPE = "com.microsoft", "GroupQueryAttention"
+DOMAIN, OP_TYPE = "com.leanattention", "LeanGroupQueryAttention"
+OPSET_VERSION = 1
+ATTENTION_OPS = {(STOCK_DOMAIN, STOCK_OP_TYPE), (DOMAIN, OP_TYPE)}
 
 
 class Input(IntEnum):
@@ -108,6 +123,21 @@ def heads(node: ir.Node) -> tuple[int, int]:
         num_heads if isinstance(num_heads, int) else 0,
         kv_num_heads if isinstance(kv_num_heads, int) else 0,
     )
+
+
+def head_size(node: ir.Node) -> int | None:
+    """Returns the size of a head, from the shape of the past or the query; None without these."""
+    past, query = input_of(node, Input.PAST_KEY), input_of(node, Input.QUERY)
+    if past is not None and past.shape is not None and past.shape.rank() == 4:
+        width = past.shape[3]
+        if isinstance(width, int):
+            return width * 2 if number(node, "kv_cache_bit_width", 0) == 4 else width
+    if query is None or query.shape is None or query.shape.rank() != 3:
+        return None
+    width, (num_heads, kv_num_heads) = query.shape[2], heads(node)
+    if input_of(node, Input.KEY) is None:
+        num_heads += 2 * kv_num_heads
+    return width // num_heads if isinstance(width, int) and num_heads else None
 
 
 def input_of(node: ir.Node, index: Input) -> ir.Value | None:
