@@ -116,3 +116,46 @@ def _let_the_builder_read_phi_moe(source: Path, patch: pytest.MonkeyPatch) -> No
     reads_long_rope = builder.Phi3MiniLongRoPEModel.make_rope_init
     patch.setattr(builder.Phi3MoELongRoPEModel, "make_rope_init", reads_long_rope)
     patch.setattr(PhimoeDecoderLayer, "block_sparse_moe", property(experts), raising=False)
+
+
+def export_with_torch(name: str, opset: int, path: Path) -> Path:
+    """Exports a Phi through ``torch.onnx.export``, its caches as inputs and outputs."""
+    import torch
+    import transformers
+
+    class WithCaches(torch.nn.Module):
+        """The model over a flat list of caches: keys and values of each layer in turn."""
+
+        def __init__(self, model: torch.nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Any, attention_mask: Any, caches: list[Any]) -> Any:
+            pairs = list(zip(caches[::2], caches[1::2], strict=True))
+            past = transformers.DynamicCache(ddp_cache_data=pairs, config=self.model.config)
+            result = self.model(input_ids, attention_mask, past_key_values=past, use_cache=True)
+            layers = result.past_key_values.layers
+            return result.logits, [t for layer in layers for t in (layer.keys, layer.values)]
+
+    model = phi_model(name)
+    heads, size = model.config.num_key_value_heads, model.config.hidden_size // 4
+    caches = [torch.randn(2, heads, 5, size) for _ in range(4)]
+    pasts = [f"past_key_values.{layer}.{part}" for layer in (0, 1) for part in ("key", "value")]
+    any_size = torch.export.Dim.DYNAMIC
+    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+        program = torch.onnx.export(
+            WithCaches(model),
+            (torch.randint(3, 300, (2, 3)), torch.ones(2, 8, dtype=torch.int64), caches),
+            dynamo=True,
+            opset_version=opset,
+            input_names=["input_ids", "attention_mask", *pasts],
+            output_names=["logits", *(p.replace("past_key_values", "present") for p in pasts)],
+            dynamic_shapes=(
+                {0: any_size, 1: any_size},
+                {0: any_size, 1: any_size},
+                [{0: any_size, 2: any_size}] * 4,
+            ),
+        )
+    assert program is not None
+    program.save(path)
+    return path

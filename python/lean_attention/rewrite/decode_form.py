@@ -102,7 +102,7 @@ def mask_of(value: ir.Value, dtype: ir.DataType, types: ValueTypes, *, causal: b
         raise RefusalError(
             f"{mask}; export it for GroupQueryAttention with onnxruntime-genai's builder"
         )
-    if (found := types.common([value])) not in (dtype, ir.DataType.BOOL):
+    if not mask.boolean and (found := types.common([value])) != dtype:
         name = "unknown" if found is None else found.name.lower()
         raise RefusalError(f"its mask is {name} and its query {dtype.name.lower()}")
     return mask
@@ -212,7 +212,7 @@ class _Nodes:
             bias: ir.Value = self._shared[mask.value, "bias"]
             return bias
         bias = mask.value
-        if mask.value.dtype == ir.DataType.BOOL:
+        if mask.boolean:
             numpy_type = dtype.numpy()
             seen = self.constant(0, numpy_type)
             lowest = np.float32(-3e38) if dtype != ir.DataType.FLOAT16 else np.float16(-65504)

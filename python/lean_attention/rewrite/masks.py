@@ -29,11 +29,13 @@ class Mask:
 
     Attributes:
         value: The mask, boolean (True is seen) or of floats that are added to the scores.
+        boolean: Which of these.
         rank: Its number of dimensions.
         per_query: Whether it has a row for each query token, or one for all of them.
     """
 
     value: ir.Value
+    boolean: bool
     rank: int
     per_query: bool
 
@@ -58,7 +60,7 @@ def read_mask(value: ir.Value, *, causal: bool) -> Mask:
         raise MaskError(f"its mask is not known: {error}") from error
     if strange := sorted(probe.reads - {"attention_mask"}):
         raise MaskError(f"its mask depends on {' and '.join(strange)}")
-    ranks, per_query = set(), True
+    ranks, boolean, per_query = set(), False, True
     for case in _cases():
         try:
             (result,) = probe.run(case)
@@ -68,12 +70,13 @@ def read_mask(value: ir.Value, *, causal: bool) -> Mask:
                 continue
             raise MaskError(f"its mask is not known: {error}") from error
         ranks.add(result.ndim)
+        boolean = result.dtype == np.bool_
         _check_shape(result, case)
         per_query &= result.shape[-2] == case.new
         _check_seen(_seen(result), case, causal=causal)
     if len(ranks) != 1:
         raise MaskError("its mask has no fixed number of dimensions")
-    return Mask(value, ranks.pop(), per_query)
+    return Mask(value, boolean, ranks.pop(), per_query)
 
 
 def _cases() -> list[Case]:
