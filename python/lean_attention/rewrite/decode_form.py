@@ -118,7 +118,7 @@ def place(node: ir.Node, form: DecodeForm, schedule: str) -> None:
     """
     nodes = _Nodes(node)
     query, key, value = (nodes.merge_heads(v) for v in (form.query, form.key, form.value))
-    bias = None if form.mask is None else nodes.bias(form.mask, query, form.dtype)
+    bias = None if form.mask is None else nodes.bias(form.mask, form.dtype)
     inputs: list[ir.Value | None] = [None] * NUM_INPUTS
     inputs[Input.QUERY], inputs[Input.KEY], inputs[Input.VALUE] = query, key, value
     inputs[Input.PAST_KEY], inputs[Input.PAST_VALUE] = form.past_key, form.past_value
@@ -206,7 +206,7 @@ class _Nodes:
         split = self.make("Reshape", [value, shape], form.dtype)
         return self.make("Transpose", [split], form.dtype, perm=[0, 2, 1, 3])
 
-    def bias(self, mask: Mask, query: ir.Value, dtype: ir.DataType) -> ir.Value:
+    def bias(self, mask: Mask, dtype: ir.DataType) -> ir.Value:
         """The mask as [B or 1, N or 1, S, T] of the query's type."""
         if (mask.value, "bias") in self._shared:
             bias: ir.Value = self._shared[mask.value, "bias"]
@@ -217,11 +217,8 @@ class _Nodes:
             seen = self.constant(0, numpy_type)
             lowest = np.float32(-3e38) if dtype != ir.DataType.FLOAT16 else np.float16(-65504)
             bias = self.make("Where", [bias, seen, self.constant(lowest, numpy_type)], dtype)
-        if mask.rank < 4 or not mask.per_query:
-            one = self.constant([1])
-            rows = one if mask.per_query else self.size(query, 1)
-            shape = self.make("Concat", [one, one, rows, one], axis=0)
-            bias = self.make("Expand", [bias, shape], dtype)
+        if mask.rank < 4:
+            bias = self.make("Expand", [bias, self.constant([1] * 4)], dtype)
         self._shared[mask.value, "bias"] = bias
         return bias
 

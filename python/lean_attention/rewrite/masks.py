@@ -31,13 +31,11 @@ class Mask:
         value: The mask, boolean (True is seen) or of floats that are added to the scores.
         boolean: Which of these.
         rank: Its number of dimensions.
-        per_query: Whether it has a row for each query token, or one for all of them.
     """
 
     value: ir.Value
     boolean: bool
     rank: int
-    per_query: bool
 
 
 def read_mask(value: ir.Value, *, causal: bool) -> Mask:
@@ -60,7 +58,7 @@ def read_mask(value: ir.Value, *, causal: bool) -> Mask:
         raise MaskError(f"its mask is not known: {error}") from error
     if strange := sorted(probe.reads - {"attention_mask"}):
         raise MaskError(f"its mask depends on {' and '.join(strange)}")
-    ranks, boolean, per_query = set(), False, True
+    ranks, boolean = set(), False
     for case in _cases():
         try:
             (result,) = probe.run(case)
@@ -72,11 +70,10 @@ def read_mask(value: ir.Value, *, causal: bool) -> Mask:
         ranks.add(result.ndim)
         boolean = result.dtype == np.bool_
         _check_shape(result, case)
-        per_query &= result.shape[-2] == case.new
         _check_seen(_seen(result), case, causal=causal)
     if len(ranks) != 1:
         raise MaskError("its mask has no fixed number of dimensions")
-    return Mask(value, boolean, ranks.pop(), per_query)
+    return Mask(value, boolean, ranks.pop())
 
 
 def _cases() -> list[Case]:
@@ -98,7 +95,7 @@ def _check_shape(result: npt.NDArray[np.generic], case: Case) -> None:
     if (
         not 2 <= result.ndim <= 4
         or result.shape[-1] != case.total
-        or result.shape[-2] not in (1, case.new)
+        or result.shape[-2] != case.new
         or (result.ndim == 4 and result.shape[0] not in (1, case.batch))
     ):
         raise MaskError(
