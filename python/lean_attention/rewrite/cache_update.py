@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from lean_attention.rewrite.probe import Case, Probe, ProbeError, static_size
 
-__all__ = ["CacheUpdate", "find_update"]
+__all__ = ["LAYOUT_OPS", "CacheUpdate", "find_update"]
 
 # What stands between a cache and the attention where KV heads are repeated for each query head.
 LAYOUT_OPS = ("Expand", "Identity", "Reshape", "Squeeze", "Tile", "Transpose", "Unsqueeze")
@@ -24,21 +24,25 @@ class CacheUpdate:
         new: The rows of this step.
         present: The cache after.
         kv_num_heads: K.
+        head_size: H.
+        num_heads: How many heads the attention reads: K, or each of them several times.
     """
 
     past: ir.Value
     new: ir.Value
     present: ir.Value
     kv_num_heads: int
+    head_size: int
+    num_heads: int
 
 
-def find_update(value: ir.Value, num_heads: int) -> CacheUpdate | None:
+def find_update(value: ir.Value, num_heads: int | None = None) -> CacheUpdate | None:
     """Finds the appending whose result an attention node reads, and runs the nodes between.
 
     Args:
         value: The keys or values that the node reads: [batch, heads, rows, head_size], or
             [batch, rows, heads * head_size].
-        num_heads: How many heads the node reads there; each KV head may be repeated.
+        num_heads: How many heads the node reads there; None where its shape shall tell it.
 
     Returns:
         The appending, or None where there is none, or where the node reads anything else than the
@@ -48,15 +52,16 @@ def find_update(value: ir.Value, num_heads: int) -> CacheUpdate | None:
     if concat is None or None in concat.inputs:
         return None
     past, new = (item for item in concat.inputs if item is not None)
-    heads = static_size(past, HEAD_AXIS) or static_size(new, HEAD_AXIS)
-    if heads is None or num_heads % heads:
+    sizes = [static_size(past, axis) or static_size(new, axis) for axis in (HEAD_AXIS, WIDTH_AXIS)]
+    if None in sizes:
         return None
-    update = CacheUpdate(past, new, concat.outputs[0], heads)
+    heads, width = (size for size in sizes if size is not None)
     # Run once: a rule asks when it checks a node and when it rewrites it.
-    known: dict[int, bool] = value.meta.setdefault("lean_attention.reads_present", {})
+    known: dict[int | None, int | None] = value.meta.setdefault("lean_attention.heads_read", {})
     if num_heads not in known:
-        known[num_heads] = _reads_present(value, update, num_heads)
-    return update if known[num_heads] else None
+        known[num_heads] = _heads_read(value, past, new, (heads, width), num_heads)
+    found = known[num_heads]
+    return None if found is None else CacheUpdate(past, new, concat.outputs[0], heads, width, found)
 
 
 def _concat_above(value: ir.Value) -> ir.Node | None:
@@ -75,23 +80,35 @@ def _above(value: ir.Value | None) -> Iterator[ir.Node]:
         value = node.inputs[0] if node.inputs else None
 
 
-def _reads_present(value: ir.Value, update: CacheUpdate, num_heads: int) -> bool:
-    """Whether the nodes between repeat KV heads and do nothing else."""
-    width = static_size(update.past, WIDTH_AXIS) or static_size(update.new, WIDTH_AXIS) or 4
+def _heads_read(
+    value: ir.Value,
+    past: ir.Value,
+    new: ir.Value,
+    sizes: tuple[int, int],
+    num_heads: int | None,
+) -> int | None:
+    """How many heads are read, where the nodes between repeat KV heads and do nothing else."""
+    kv_num_heads, width = sizes
     rng = np.random.default_rng(0)
     try:
-        probe = Probe([value], given=(update.past, update.new))
-        for past, new, batch in ((0, 3, 2), (5, 1, 2), (4, 3, 1)):
-            case = Case(past, new, np.ones((batch, past + new), np.int64))
-            sizes = (batch, update.kv_num_heads)
-            rows = [rng.normal(size=(*sizes, n, width)).astype(np.float32) for n in (past, new)]
-            (found,) = probe.run(case, dict(zip((update.past, update.new), rows, strict=True)))
-            repeats = num_heads // update.kv_num_heads
-            expected = np.repeat(np.concatenate(rows, ROW_AXIS), repeats, HEAD_AXIS)
+        probe = Probe([value], given=(past, new))
+        for rows_before, rows, batch in ((0, 3, 2), (5, 1, 2), (4, 3, 1)):
+            case = Case(rows_before, rows, np.ones((batch, rows_before + rows), np.int64))
+            given = {
+                v: rng.normal(size=(batch, kv_num_heads, n, width)).astype(np.float32)
+                for v, n in ((past, rows_before), (new, rows))
+            }
+            (found,) = probe.run(case, given)
+            if num_heads is None and found.ndim == 4:
+                num_heads = found.shape[HEAD_AXIS]
+            if not num_heads or num_heads % kv_num_heads:
+                return None
+            present = np.concatenate([given[past], given[new]], ROW_AXIS)
+            expected = np.repeat(present, num_heads // kv_num_heads, HEAD_AXIS)
             if found.ndim == 3:
-                expected = expected.transpose(0, 2, 1, 3).reshape(batch, past + new, -1)
+                expected = expected.transpose(0, 2, 1, 3).reshape(batch, case.total, -1)
             if not np.array_equal(found, expected):
-                return False
+                return None
     except ProbeError:
-        return False
-    return True
+        return None
+    return num_heads

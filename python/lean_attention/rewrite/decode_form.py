@@ -6,12 +6,14 @@ padding is hidden by a mask. So every sequence has all the rows there are (``seq
 mask becomes ``attention_bias``: exact for padding on any side.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from lean_attention.rewrite.cache_update import LAYOUT_OPS
 from lean_attention.rewrite.gqa_node import DOMAIN, OP_TYPE, Input, Output
 from lean_attention.rewrite.masks import Mask, MaskError, read_mask
 from lean_attention.rewrite.value_types import ValueTypes
@@ -48,6 +50,7 @@ class DecodeForm:
         dtype: Of all but a boolean mask.
         scale: Of the scores; 0 for one over the root of H.
         softcap: Of the scores; 0 for none.
+        reads: Caches as the node itself reads them, [B, N, T, H], where others make them.
     """
 
     query: ir.Value
@@ -64,6 +67,7 @@ class DecodeForm:
     dtype: ir.DataType
     scale: float
     softcap: float = 0.0
+    reads: tuple[ir.Value, ...] = ()
 
 
 def check_types(types: ValueTypes, *values: ir.Value | None) -> ir.DataType:
@@ -85,8 +89,22 @@ def check_types(types: ValueTypes, *values: ir.Value | None) -> ir.DataType:
     return dtype
 
 
-def mask_of(value: ir.Value, dtype: ir.DataType, types: ValueTypes, *, causal: bool) -> Mask:
+def mask_of(
+    value: ir.Value,
+    dtype: ir.DataType,
+    types: ValueTypes,
+    *,
+    causal: bool,
+    rows: Mapping[ir.Value, tuple[int, int]] | None = None,
+) -> Mask:
     """Reads a mask that many layers may share, once.
+
+    Args:
+        value: The mask.
+        dtype: The query's type.
+        types: Of the model.
+        causal: Whether the node itself hides the tokens after the query.
+        rows: New rows of keys and values, whose shapes a mask may read: heads and head size.
 
     Raises:
         RefusalError: It cannot become the operator's bias.
@@ -94,7 +112,7 @@ def mask_of(value: ir.Value, dtype: ir.DataType, types: ValueTypes, *, causal: b
     known: dict[bool, Mask | str] = value.meta.setdefault(META, {})
     if causal not in known:
         try:
-            known[causal] = read_mask(value, causal=causal)
+            known[causal] = read_mask(value, causal=causal, rows=rows)
         except MaskError as error:
             known[causal] = str(error)
     mask = known[causal]
@@ -149,6 +167,11 @@ def place(node: ir.Node, form: DecodeForm, schedule: str) -> None:
     assert node.graph is not None
     node.graph.remove(node, safe=True)
     _remove_unused(inputs_before)
+    # What is left of the caches may be left for its shape alone.
+    for cache in (*form.reads, form.present_key, form.present_value):
+        if cache is not None and cache is not form.output and cache.producer() is not None:
+            _free_of_shapes(cache, form)
+            _remove_unused([cache])
 
 
 class _Nodes:
@@ -247,6 +270,24 @@ class _Nodes:
         return lengths
 
 
+def _free_of_shapes(cache: ir.Value, form: DecodeForm) -> None:
+    """Tells those who ask for a cache's shape, so that it need not be made for them."""
+    producer = cache.producer()
+    heads = form.num_heads if cache in form.reads else form.kv_num_heads
+    if producer is None or producer.op_type not in (*LAYOUT_OPS, "Concat") or _rank(form.key) != 4:
+        return
+    for user, _ in list(cache.uses()):
+        if user.op_type != "Shape" or user.attributes:
+            continue
+        nodes = _Nodes(user)
+        total = nodes.make("Add", [nodes.size(form.past_key, 2), nodes.size(form.key, 2)])
+        sizes = [nodes.size(form.key, 0), nodes.constant([heads]), total, nodes.size(form.key, 3)]
+        shape = nodes.make("Concat", sizes, ir.DataType.INT64, axis=0)
+        _take_over(user.outputs[0], shape)
+        assert user.graph is not None
+        user.graph.remove(user, safe=True)
+
+
 def _declare_outputs(made: ir.Node, form: DecodeForm, query: ir.Value) -> None:
     """Writes types and shapes, which ONNX Runtime cannot infer through a custom operator."""
     sizes = list(query.shape) if query.shape is not None and _rank(query) == 3 else [None] * 3
@@ -303,5 +344,6 @@ def _remove_unused(values: list[ir.Value]) -> None:
         node.graph.remove(node, safe=True)
 
 
-def _rank(value: ir.Value) -> int | None:
-    return None if value.shape is None else len(value.shape)
+def _rank(value: ir.Value) -> int:
+    # Only where heads are apart a shape may be unknown: see softmax_attention.py.
+    return 4 if value.shape is None else len(value.shape)

@@ -4,6 +4,7 @@ Our operator is causal and adds a bias. A mask may become that bias where it nev
 ones after it: the rest of it, padding on either side or a window, is then computed as before.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +39,9 @@ class Mask:
     rank: int
 
 
-def read_mask(value: ir.Value, *, causal: bool) -> Mask:
+def read_mask(
+    value: ir.Value, *, causal: bool, rows: Mapping[ir.Value, tuple[int, int]] | None = None
+) -> Mask:
     """Runs a mask on prompts and decode steps with all kinds of padding, and looks at the results.
 
     Shown must be, where it is computed from the sizes and the padding mask alone: no token after
@@ -47,13 +50,15 @@ def read_mask(value: ir.Value, *, causal: bool) -> Mask:
     Args:
         value: The mask of an attention node.
         causal: Whether the node itself hides the tokens after the query.
+        rows: Values of the shape [batch, heads, new tokens, head_size], with heads and head size.
+            A mask may read their shapes, and they need not be computed.
 
     Raises:
         MaskError: It depends on something else, shows a token those after it, hides a token from
             itself, or has another shape than the scores.
     """
     try:
-        probe = Probe([value])
+        probe = Probe([value], given=tuple(rows or ()))
     except ProbeError as error:
         raise MaskError(f"its mask is not known: {error}") from error
     if strange := sorted(probe.reads - {"attention_mask"}):
@@ -61,7 +66,7 @@ def read_mask(value: ir.Value, *, causal: bool) -> Mask:
     ranks, boolean = set(), False
     for case in _cases():
         try:
-            (result,) = probe.run(case)
+            (result,) = probe.run(case, _zeros(case, rows or {}))
         except ProbeError as error:
             if case.past and case.new > 1:
                 # Some exporters' masks are for prompts and single steps only.
@@ -74,6 +79,15 @@ def read_mask(value: ir.Value, *, causal: bool) -> Mask:
     if len(ranks) != 1:
         raise MaskError("its mask has no fixed number of dimensions")
     return Mask(value, boolean, ranks.pop())
+
+
+def _zeros(
+    case: Case, rows: Mapping[ir.Value, tuple[int, int]]
+) -> dict[ir.Value, npt.NDArray[np.generic]]:
+    return {
+        value: np.zeros((case.batch, heads, case.new, width), np.float32)
+        for value, (heads, width) in rows.items()
+    }
 
 
 def _cases() -> list[Case]:

@@ -8,6 +8,7 @@ from lean_attention.rewrite.rules.group_query_attention import GroupQueryAttenti
 from lean_attention.rewrite.rules.left_stock import LeftStock
 from lean_attention.rewrite.rules.multi_head_attention import MultiHeadAttention
 from lean_attention.rewrite.rules.onnx_attention import OnnxAttention
+from lean_attention.rewrite.rules.softmax_attention import SoftmaxAttention
 from lean_attention.rewrite.value_types import ValueTypes
 
 __all__ = ["RULES", "Rule"]
@@ -30,5 +31,6 @@ RULES: tuple[Rule, ...] = (
     GroupQueryAttention(),
     MultiHeadAttention(),
     OnnxAttention(),
+    SoftmaxAttention(),
     LeftStock(),
 )
