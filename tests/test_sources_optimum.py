@@ -22,7 +22,13 @@ def test_exports_of_optimum_give_stocks_tokens(name: str, tmp_path: Path) -> Non
     source = tmp_path / "source"
     phi_model(name).save_pretrained(source)
     byte_tokenizer(VOCABULARY).save_pretrained(source)
-    main_export(source, tmp_path / "stock", task="text-generation-with-past", do_validation=False)
+    main_export(
+        str(source),
+        tmp_path / "stock",
+        task="text-generation-with-past",
+        library_name="transformers",
+        do_validation=False,
+    )
     stock, lean = tmp_path / "stock" / "model.onnx", tmp_path / "lean.onnx"
     result = rewrite(stock, lean)
     assert (len(result.replaced), result.left) == (2, ())
