@@ -41,19 +41,21 @@ def step_of(case: Case, **changes: Any) -> gpu.Step:
     """Returns a case's step, on copies of its tensors."""
     step, feeds = case.step, {name: to_torch(array) for name, array in case.feeds.items()}
     heads, size = step.query.shape[2:]
-    kv_heads = step.key.shape[2]
-    query = feeds["query"]
+    kv_heads, query = step.key.shape[2], feeds["query"]
     if "key" in feeds:
         parts = [query, feeds["key"], feeds["value"]]
     else:
         parts = list(query.split([heads * size, kv_heads * size, kv_heads * size], dim=-1))
-    views = [part.unflatten(-1, (-1, size)) for part in parts]
+    views = [part.unflatten(-1, (-1, size)) if part.numel() else None for part in parts]
     scales = {
         name: feeds[name].reshape(-1 if feeds[name].numel() == 1 else (kv_heads, size))
         for name in ("k_scale", "v_scale")
         if name in feeds
     }
-    optional = ("cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink")
+    optional = (
+        *("query_seqlens", "q_norm_weight", "k_norm_weight", "cos_cache", "sin_cache"),
+        *("position_ids", "attention_bias", "head_sink"),
+    )
     return gpu.Step(
         **{
             "query": views[0],

@@ -207,7 +207,9 @@ def make_case(
     cache: str = "",
     quantisation: str = "PER_TENSOR",
     tokens: int = 1,
-    prompt: bool = False,
+    queries: list[int] | None = None,
+    new_rows: bool = True,
+    norm: bool = False,
     position_ids: list[list[int]] | None = None,
     packed: bool = False,
     rotary_half: int = 0,
@@ -221,7 +223,8 @@ def make_case(
 ) -> Case:
     """Draws a decode step whose past has `capacity` rows, those past the end poisoned.
 
-    Of a quantised cache the scales of keys and values differ.
+    Of a quantised cache the scales of keys and values differ. Several tokens of which none has a
+    past are a first prompt.
 
     Args:
         num_heads: N.
@@ -233,7 +236,9 @@ def make_case(
         cache: "int8", "int4", "float8" or "": as the activations.
         quantisation: Of a quantised cache: "PER_TENSOR" or "PER_CHANNEL".
         tokens: S.
-        prompt: Whether the tokens are a first prompt, which reads no past and may have padding.
+        queries: query_seqlens [B]; None: not given, and tokens past a sequence's end are padding.
+        new_rows: Whether there are new keys and values; otherwise the past has them already.
+        norm: Whether queries and keys are normalised.
         position_ids: [B][S]; None: not given.
         packed: Whether Q, K and V come in one input.
         rotary_half: Rotated pairs; 0: no rotary embedding.
@@ -253,8 +258,9 @@ def make_case(
         return (scale * rng.standard_normal(shape)).astype(dtype)
 
     query = draw(batch, tokens, num_heads, head_size, scale=magnitude)
-    key = draw(batch, tokens, kv_num_heads, head_size, scale=magnitude)
-    value = draw(batch, tokens, kv_num_heads, head_size)
+    rows = tokens if new_rows else 0
+    key = draw(batch, rows, kv_num_heads, head_size, scale=magnitude)
+    value = draw(batch, rows, kv_num_heads, head_size)
     past: list[NDArray[Any]] = [
         draw(batch, kv_num_heads, capacity, head_size, scale=scale) for scale in (magnitude, 1.0)
     ]
@@ -263,12 +269,14 @@ def make_case(
     bits = formats[0].bits
     if bits:
         past = [
-            stored.store(rows.swapaxes(1, 2)).swapaxes(1, 2).copy()
-            for stored, rows in zip(formats, past, strict=True)
+            stored.store(drawn.swapaxes(1, 2)).swapaxes(1, 2).copy()
+            for stored, drawn in zip(formats, past, strict=True)
         ]
         attributes |= {"k_quant_type": quantisation, "v_quant_type": quantisation}
         attributes["kv_cache_bit_width"] = bits
     lengths = np.array(seqlens_k, np.int64) + 1
+    counts = np.minimum(tokens, lengths) if queries is None else np.array(queries, np.int64)
+    total = max(tokens, *lengths)
     if poison:
         bad = {
             "": [np.nan, np.inf, -np.inf],
@@ -276,12 +284,14 @@ def make_case(
             "int4": [0xFF, 0x0F, 0],
             "float8": [np.nan],
         }[cache]
-        for rows in past:
-            for b in range(batch):
-                tail = rows[b, :, 0 if prompt else lengths[b] - tokens :]
-                tail[...] = np.resize(np.array(bad, rows.dtype), tail.shape)
+        for cached in past:
+            for b, filled in enumerate(lengths - counts if new_rows else lengths):
+                tail = cached[b, :, filled:]
+                tail[...] = np.resize(np.array(bad, cached.dtype), tail.shape)
 
-    flat = [array.reshape(batch, tokens, -1) for array in (query, key, value)]
+    flat = [
+        array.reshape(*array.shape[:2], array.shape[2] * head_size) for array in (query, key, value)
+    ]
     feeds: Feeds = {"query": np.concatenate(flat, axis=-1) if packed else flat[0]}
     if not packed:
         feeds |= {"key": flat[1], "value": flat[2]}
@@ -289,8 +299,13 @@ def make_case(
         "past_key": past[0],
         "past_value": past[1],
         "seqlens_k": np.array(seqlens_k, np.int32),
-        "total_sequence_length": np.array(tokens if prompt else max(seqlens_k) + 1, np.int32),
+        "total_sequence_length": np.array(total, np.int32),
     }
+    if queries is not None:
+        feeds["query_seqlens"] = np.array(queries, np.int32)
+    if norm:
+        for name in ("q_norm_weight", "k_norm_weight"):
+            feeds[name] = draw(head_size, scale=0.3) + np.array(1, dtype)
     if bits:
         shape = (1,) if quantisation == "PER_TENSOR" else (1, kv_num_heads, 1, head_size)
         for name, stored in zip(("k_scale", "v_scale"), formats, strict=True):
@@ -305,7 +320,9 @@ def make_case(
     positions = None
     if position_ids is not None:
         positions = feeds["position_ids"] = np.array(position_ids, np.int64)
-        if prompt:  # Its first element is the position of every sequence's first token.
+        if (
+            total == tokens > 1 and queries is None
+        ):  # A first prompt's first element is every first token's.
             positions = positions[:1, :1] + np.arange(tokens) + np.zeros((batch, 1), np.int64)
     if bias is not None:
         feeds["attention_bias"] = bias.astype(dtype)
@@ -322,9 +339,11 @@ def make_case(
         past_key=past[0] if bits else wide(past[0]),
         past_value=past[1] if bits else wide(past[1]),
         lengths=lengths,
+        queries=counts,
         key_format=formats[0],
         value_format=formats[1],
-        is_prompt=prompt,
+        q_norm=wide(feeds.get("q_norm_weight")),
+        k_norm=wide(feeds.get("k_norm_weight")),
         cos=wide(cos),
         sin=wide(sin),
         positions=positions,
@@ -373,13 +392,13 @@ def _assert_close(
     and scores below 8 (with a bias they reach 16), and, where rotated queries are rounded to 16
     bits first, as the stock operator does, by what that moves the scores: a few roundings. Where
     the softmax's weights are rounded to 16 bits, for matrix instructions, each value may count for
-    a rounding more or less. Rows of padding need only be finite.
+    a rounding more or less. Padding needs only be finite.
     """
     step, dtype = case.step, case.feeds["query"].dtype
     unit = _unit_roundoff(dtype)
     arithmetic = 2e-6 if step.bias is None else 4e-6
     moved = 4 * unit if step.cos is not None and dtype.itemsize == 2 else 0
-    valid = np.arange(found.shape[1]) < step.lengths[:, None]
+    valid = np.arange(found.shape[1]) < step.queries[:, None]
     weights = unit * _mean_magnitude(step)[valid] if rounds_weights else 0.0
     np.testing.assert_array_less(
         np.abs(found[valid].astype(np.float64) - wanted[valid].astype(np.float64)),
@@ -393,6 +412,8 @@ def assert_matches_reference(
 ) -> None:
     """Compares a node's results with the reference's: the output, and every row that is valid.
 
+    Padding must be zero.
+
     Integers of a cache must be equal; numbers may differ by their last bit.
 
     Args:
@@ -404,16 +425,22 @@ def assert_matches_reference(
     expected = attention(step)
     assert results[0].dtype == dtype
     _assert_close(results[0], expected.output, case, errors=1, rounds_weights=rounds_weights)
-    rounding = 0 if step.key_format.bits else 2 * _unit_roundoff(dtype)
-    for present, wanted in zip(
-        results[1:], (expected.present_key, expected.present_value), strict=True
+    assert not results[0][np.arange(results[0].shape[1]) >= step.queries[:, None]].any()
+    rounding = 0.0 if step.key_format.bits else 2 * _unit_roundoff(dtype)
+    # A norm adds a few roundings of float32.
+    extra = 0.0 if step.k_norm is None or step.key_format.bits else 8 * 2.0**-24
+    for present, wanted, allowed in zip(
+        results[1:],
+        (expected.present_key, expected.present_value),
+        (rounding + extra, rounding),
+        strict=True,
     ):
         for b, length in enumerate(step.lengths):
             np.testing.assert_allclose(
                 present[b, :, :length].astype(np.float64),
                 wanted[b, :, :length].astype(np.float64),
-                rtol=rounding,
-                atol=rounding,
+                rtol=allowed,
+                atol=allowed,
             )
 
 
@@ -427,19 +454,20 @@ def assert_matches_others(
 ) -> None:
     """Compares results with those of another implementation: the caches bit for bit, tails too.
 
-    Of a prompt's caches only the valid rows count. Rotated keys that are not stored as integers may
-    differ by their last bit.
+    Of a sequence with padding only the valid rows count. Rotated keys that are not stored as
+    integers may differ by their last bit.
     """
+    step = case.step
     output, *presents = others
     _assert_close(results[0], output, case, errors=2)
     for found, wanted in zip(results[1:], presents, strict=True):
         assert found.dtype == wanted.dtype
         assert found.shape == wanted.shape
-        is_rotated = wanted is presents[0] and case.step.cos is not None
+        is_rotated = wanted is presents[0] and step.cos is not None
         rounding = 2 * _unit_roundoff(output.dtype)
-        for b, length in enumerate(case.step.lengths):
-            rows = slice(length if case.step.is_prompt else None)
-            if is_rotated and not case.step.key_format.bits:
+        for b, (length, queries) in enumerate(zip(step.lengths, step.queries, strict=True)):
+            rows = slice(length if queries < output.shape[1] else None)
+            if is_rotated and not step.key_format.bits:
                 np.testing.assert_allclose(
                     found[b, :, rows], wanted[b, :, rows], rtol=rounding, atol=rounding
                 )

@@ -64,14 +64,18 @@ class Step:
     """
 
     query: Array  # [B, S, N, H], not rotated
-    key: Array  # [B, S, K, H], not rotated
-    value: Array  # [B, S, K, H]
+    key: Array  # [B, S, K, H], not rotated; [B, 0, K, H]: the caches have the step's rows already
+    value: Array  # as key
     past_key: NDArray[Any]  # [B, K, C, W], rotated
     past_value: NDArray[Any]  # [B, K, C, W]
     lengths: NDArray[np.int64]  # [B], valid rows after this step
+    queries: NDArray[np.int64]  # [B], query tokens, of which the last stands in the last valid row
     key_format: CacheFormat = field(default_factory=CacheFormat)
     value_format: CacheFormat = field(default_factory=CacheFormat)
-    is_prompt: bool = False  # No past; tokens at or past the length are padding.
+    q_norm: Array | None = None  # [H], of the RMS norm of each head
+    k_norm: Array | None = None
+    q_norm_epsilon: float = 1e-6
+    k_norm_epsilon: float = 1e-6
     cos: Array | None = None  # [positions, half]
     sin: Array | None = None
     positions: NDArray[np.int64] | None = None  # [B, S], of the angles; None: the rows' own
@@ -88,7 +92,7 @@ class Step:
 class Result:
     """What the operator returns; the caches as they are stored."""
 
-    output: Array  # [B, S, N * H]
+    output: Array  # [B, S, N * H], of padding zeros
     present_key: NDArray[Any]  # [B, K, C, W]
     present_value: NDArray[Any]  # [B, K, C, W]
 
@@ -112,6 +116,14 @@ def rotate(
     return rotated
 
 
+def normalise(x: Array, weight: Array | None, epsilon: float) -> Array:
+    """RMS norm (arXiv 1910.07467) of x [..., H]; without a weight [H], x as it is."""
+    if weight is None:
+        return x
+    normalised: Array = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + epsilon) * weight
+    return normalised
+
+
 def _attend(scores: Array, values: Array, sink: float | None) -> Array:
     """Softmax of scores [T] (-inf: masked), with an optional sink, times values [T, H]."""
     top = scores.max(initial=-np.inf)
@@ -128,30 +140,31 @@ def _attend(scores: Array, values: Array, sink: float | None) -> Array:
 def attention(step: Step) -> Result:
     """Runs one step; cache rows that it does not append are neither read nor changed."""
     batch, tokens, heads, size = step.query.shape
-    kv_heads = step.key.shape[2]
+    _, new_rows, kv_heads, _ = step.key.shape
     group = heads // kv_heads
     scale = step.scale if step.scale is not None else 1 / np.sqrt(size)
     present_key, present_value = step.past_key.copy(), step.past_value.copy()
     output = np.zeros((batch, tokens, heads, size))
     for b in range(batch):
-        length = int(step.lengths[b])
-        past = 0 if step.is_prompt else length - tokens
-        queries = step.query[b].copy()
-        for s in range(tokens):
-            key = step.key[b, s]
+        length, count = int(step.lengths[b]), int(step.queries[b])
+        past = length - count
+        queries = normalise(step.query[b], step.q_norm, step.q_norm_epsilon).copy()
+        new_keys = normalise(step.key[b], step.k_norm, step.k_norm_epsilon).copy()
+        for s in range(count):
             if step.cos is not None and step.sin is not None:
                 position = past + s if step.positions is None else step.positions[b, s]
                 angles = step.cos[position], step.sin[position]
                 queries[s] = rotate(queries[s], *angles, step.interleaved)
-                key = rotate(key, *angles, step.interleaved, np.float32)
-            present_key[b, :, past + s] = step.key_format.store(key)
-            present_value[b, :, past + s] = step.value_format.store(step.value[b, s])
+                if new_rows:
+                    new_keys[s] = rotate(new_keys[s], *angles, step.interleaved, np.float32)
+            if new_rows:
+                present_key[b, :, past + s] = step.key_format.store(new_keys[s])
+                present_value[b, :, past + s] = step.value_format.store(step.value[b, s])
         keys = step.key_format.load(present_key[b, :, :length])
         values = step.value_format.load(present_value[b, :, :length])
-        for s in range(tokens):
+        for s in range(count):
             last = past + s + 1
-            first = max(0, last - step.window) if step.window > 0 else 0
-            visible = slice(first, max(first, min(last, length)))
+            visible = slice(max(0, last - step.window) if step.window > 0 else 0, last)
             for h in range(heads):
                 scores = keys[h // group, visible] @ queries[s, h] * scale
                 if step.softcap > 0:

@@ -113,7 +113,7 @@ def test_a_cache_that_grows_matches_stock(name: str) -> None:
 @needs_stock(1, 32)
 @pytest.mark.parametrize("name", INTEGERS)
 def test_a_right_padded_prompt_equals_stock(name: str) -> None:
-    case = ragged_case(name, tokens=12, prompt=True, seqlens_k=[11, 4, 0], rotary_half=32)
+    case = ragged_case(name, tokens=12, seqlens_k=[11, 4, 0], rotary_half=32)
     ours = case.node.run(case.feeds, shared=True)
     assert_matches_reference(case, ours)
     assert_matches_stock(case, ours, shared=True)

@@ -79,6 +79,11 @@ def test_lengths_around_tiles_match_the_reference(length: int) -> None:
         {"tokens": 2, "seqlens_k": [3, 130, 300]},
         {"tokens": 8, "seqlens_k": [9, 130, 300], "packed": True, "rotary_half": 32},
         {"tokens": 11, "seqlens_k": [11, 130, 300], "local_window_size": 60},
+        {"tokens": 5, "seqlens_k": [2, 130, 300], "rotary_half": 32},
+        {"tokens": 5, "queries": [0, 5, 2], "rotary_half": 32, "packed": True},
+        {"tokens": 3, "new_rows": False, "rotary_half": 32, "seqlens_k": [2, 130, 300]},
+        {"norm": True, "rotary_half": 32, "packed": True},
+        {"tokens": 12, "queries": [1, 12, 7], "norm": True, "cache": "float8"},
     ],
     ids=str,
 )
@@ -116,6 +121,7 @@ def test_bias_may_lie_in_a_larger_tensor() -> None:
         {"local_window_size": 100, "softcap": 3.0},
         {"tokens": 5, "seqlens_k": [7, 130, 399], "rotary_half": 32},
         {"tokens": 12, "seqlens_k": [12, 130, 399]},
+        {"tokens": 5, "queries": [0, 2, 5], "norm": True},
     ],
     ids=str,
 )

@@ -63,6 +63,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     "head_sink": {"sink": np.linspace(-2, 3, 6)},
     "smooth_softmax": {"smooth_softmax": 1},
     "scale": {"scale": 0.3},
+    "norm": {"norm": True, "rotary_half": 32, "packed": True},
+    "ragged chunks": {"tokens": 5, "queries": [1, 2, 5], "rotary_half": 32, "norm": True},
+    "idle": {"tokens": 2, "queries": [0, 0, 2], "packed": True},
+    "a shared cache": {"new_rows": False, "rotary_half": 32},
 }
 
 
@@ -145,9 +149,9 @@ def test_a_few_tokens_of_one_sequence_match_the_reference(tokens: int) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"tokens": 12, "prompt": True, "seqlens_k": [11, 4, 0], "rotary_half": 32},
-        {"tokens": 3, "prompt": True, "seqlens_k": [2, 0, 1]},
-        {"tokens": 3, "prompt": True, "seqlens_k": [1]},
+        {"tokens": 12, "seqlens_k": [11, 4, 0], "rotary_half": 32},
+        {"tokens": 3, "seqlens_k": [2, 0, 1]},
+        {"tokens": 3, "seqlens_k": [1]},
         {"tokens": 9, "seqlens_k": [300]},
         {"schedule": "stock"},
     ],
@@ -171,7 +175,7 @@ def test_a_cache_of_int4_is_left_to_stock() -> None:
 
 
 def test_prompts_that_stock_has_not_are_refused_by_name() -> None:
-    case = ragged_case("bfloat16", tokens=12, prompt=True, seqlens_k=[11, 4, 0])
+    case = ragged_case("bfloat16", tokens=12, seqlens_k=[11, 4, 0])
     with pytest.raises(Exception, match=r"attention: .* leaves to .* prompts, .* bfloat16"):
         case.node.run(case.feeds)
     case = ragged_case("bfloat16", head_size=72)
@@ -182,10 +186,10 @@ def test_prompts_that_stock_has_not_are_refused_by_name() -> None:
 def test_what_the_host_sees_is_refused_by_name() -> None:
     case = ragged_case("float16", rotary_half=8)
     short = {name: case.feeds[name][:300] for name in ("cos_cache", "sin_cache")}
-    with pytest.raises(Exception, match="attention: cos_cache and sin_cache have 300 rows"):
+    with pytest.raises(Exception, match=r"input cos_cache has shape \[300, 8\]; expected \[at least 301"):
         case.node.run(case.feeds | short)
     empty = {name: case.feeds[name][:0] for name in ("cos_cache", "sin_cache")}
-    with pytest.raises(Exception, match=r"input cos_cache has shape .*at least one position"):
+    with pytest.raises(Exception, match=r"input cos_cache has shape \[0, 8\]; expected \[at least 301"):
         case.node.run(case.feeds | empty)
     with pytest.raises(Exception, match="attention: input seqlens_k has shape"):
         case.node.run(case.feeds | {"seqlens_k": np.zeros(2, np.int32)})

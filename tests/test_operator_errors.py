@@ -83,7 +83,6 @@ def test_keys_and_values_in_one_buffer_are_refused_before_they_are_written(token
         seqlens_k=[11],
         capacity=12,
         tokens=tokens,
-        prompt=tokens > 1,
         poison=False,
     )
     session = case.node.session(case.feeds)
@@ -192,12 +191,12 @@ BAD_ATTRIBUTES: dict[str, dict[str, Any]] = {
     "k_quant_type": {"k_quant_type": "PER_TENSOR"},
     "qk_output": {"qk_output": 1},
     "causal": {"causal": 0},
-    "scale must be a float": {"scale": 2},
-    "do_rotary must be an integer": {"do_rotary": 1.0},
-    "softcap must be a float": {"softcap": [2.0]},
-    "schedule must be a string": {"schedule": 1},
-    "sliding_window_cache must be an integer": {"sliding_window_cache": 1.0},
-    "k_quant_type must be a string": {"k_quant_type": 1},
+    "scale is an integer; it must be a float": {"scale": 2},
+    "do_rotary is a float; it must be an integer": {"do_rotary": 1.0},
+    "softcap is a list; it must be a float": {"softcap": [2.0]},
+    "schedule is an integer; it must be a string": {"schedule": 1},
+    "sliding_window_cache is a float; it must be an integer": {"sliding_window_cache": 1.0},
+    "k_quant_type is an integer; it must be a string": {"k_quant_type": 1},
 }
 
 
@@ -218,5 +217,5 @@ def test_bad_attributes_are_refused_by_name(name: str) -> None:
 
 def test_heads_that_do_not_divide_are_refused() -> None:
     case = make_case(num_heads=4, kv_num_heads=2, head_size=16, seqlens_k=[3], capacity=16)
-    with pytest.raises(Exception, match="no multiple of kv_num_heads"):
+    with pytest.raises(Exception, match="num_heads is 4; it must be a multiple of kv_num_heads, 3"):
         Node(4, 3).session(case.feeds)

@@ -15,6 +15,7 @@ import torch
 from optimum.onnxruntime import ORTModelForCausalLM
 
 import lean_attention
+from lean_attention import LeanAttentionError
 from readme import run_blocks
 
 pytestmark = pytest.mark.optimum
@@ -99,5 +100,7 @@ def test_padding_goes_wrong_as_with_stock(lean_folder: Path, side: str) -> None:
         for folder in (STOCK, lean_folder)
     )
     assert lean.tolist() == stock.tolist()
+    with pytest.raises(LeanAttentionError, match="row 0 of attention_mask has padding"):
+        lean_attention.check_padding(mask, allowed="none")
     right = load(STOCK).generate(prompt, **settings)
     assert lean[0, 17:].tolist() != right[0, 12:].tolist()

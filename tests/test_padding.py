@@ -32,6 +32,16 @@ def test_other_masks_are_refused(mask: Any, message: str) -> None:
         check_padding(mask)
 
 
+def test_where_padding_may_be_nowhere_the_right_is_refused_too() -> None:
+    check_padding([[1, 1], [1, 1]], allowed="none")
+    with pytest.raises(LeanAttentionError, match="row 1 of attention_mask has padding after its"):
+        check_padding([[1, 1], [1, 0]], allowed="none")
+    with pytest.raises(LeanAttentionError, match="row 0 of attention_mask has padding before a"):
+        check_padding([[0, 1], [1, 1]], allowed="none")
+    with pytest.raises(LeanAttentionError, match="allowed is 'left'; expected 'right' or 'none'"):
+        check_padding([[1, 1]], allowed="left")  # type: ignore[arg-type]
+
+
 def test_genai_and_the_operators_agree_on_the_side(tiny_model: Path, tmp_path: Path) -> None:
     genai = pytest.importorskip("onnxruntime_genai", reason="needs the extra 'genai'")
     lean_attention.rewrite(tiny_model, tmp_path / "lean")

@@ -16,6 +16,7 @@ Continued = Callable[[Tokens, int], Tokens]
 # These need an environment of their own, and a GPU.
 ELSEWHERE = {"optimum", "On a GPU"}
 OPENING = "The sky is blue because"
+OPENINGS = (OPENING, "Yes, but", "Once upon a time")
 CHAT_TEMPLATE = "{{ messages[0]['content'] }}"
 
 
@@ -85,7 +86,7 @@ def test_genai(
     assert capsys.readouterr().out == decode(tokens) + "\n"
 
     batch = next(blocks)
-    for row, text in enumerate((OPENING, "Yes, but", "Once upon a time")):
+    for row, text in enumerate(OPENINGS):
         prompt = encode(text).tolist()
         new = batch["generator"].get_sequence(row).tolist()[batch["width"] :]
         assert prompt + new == continued(prompt, 64 - len(OPENING))
@@ -106,8 +107,14 @@ def test_a_session_of_your_own(
     folder: Path, continued: Continued, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = run_blocks("A session of your own", folder, monkeypatch)
-    tokens = [names["tokens"] for names in blocks]
-    assert tokens == [continued(Tokenizer(folder / "phi3-lean").encode(OPENING), 16)] * 2
+    encode = Tokenizer(folder / "phi3-lean").encode
+    expected = continued(encode(OPENING), 16)
+    assert next(blocks)["tokens"] == expected
+    assert next(blocks)["tokens"] == expected
+    answers = next(blocks)["answers"].tolist()
+    for text, answer in zip(OPENINGS, answers, strict=True):
+        assert encode(text) + answer == continued(encode(text), 16)
+    assert next(blocks, None) is None
 
 
 def test_our_runtime(

@@ -1,4 +1,4 @@
-"""Checks and times the GPU kernel on a machine with an NVIDIA GPU, within six minutes.
+"""Checks and times the GPU kernel on a machine with an NVIDIA GPU, within nine minutes.
 
     python tools/gpu_check.py
 
@@ -7,10 +7,11 @@ cases under compute-sanitizer, times the three schedules against PyTorch and Fla
 of steps, replays a captured graph with other lengths, and compares the operator with the stock one
 where ONNX Runtime has the CUDA provider. It prints a table and writes docs/results/gpu/NAME.json.
 
-It needs nvcc, CMake, PyTorch with CUDA, and what the package needs. Every phase keeps a time limit;
-what did not fit is named, and what was found is written whatever happens. The exit status is 1
-where something is wrong. Without a GPU, --dry-run goes through all phases on the emulated library
-that --library names; its times say nothing.
+It needs nvcc, CMake, PyTorch with CUDA, and what the package needs: docs/gpu_check.md has the
+commands. Every phase keeps a time limit; what did not fit or was skipped is named, and what was
+found is written whatever happens. The exit status is 1 where something is wrong. Without a GPU,
+--dry-run goes through all phases on the emulated library that --library names; its times say
+nothing.
 """
 
 import argparse
@@ -29,11 +30,18 @@ ROOT = Path(__file__).resolve().parent.parent
 # The checkout's package, which is what the library is built with.
 sys.path.insert(0, str(ROOT / "python"))
 
-from gpu_check_build import CheckError, build, sanitize  # noqa: E402
+from gpu_check_build import CheckError, build, prepare_flashinfer, sanitize  # noqa: E402
 
 __all__ = ["main"]
 
-_LIMITS = {"build": 90, "parity": 60, "sanitizer": 40, "timing": 120, "operator": 30}
+_LIMITS = {
+    "build": 90,
+    "parity": 60,
+    "flashinfer": 90,
+    "timing": 120,
+    "operator": 30,
+    "sanitizer": 120,
+}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -48,6 +56,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on the emulator")
     parser.add_argument("--small", action="store_true", help="a few tiny shapes alone")
     parser.add_argument("--only-parity", action="store_true", help="check, and time nothing")
+    parser.add_argument(
+        "--only-flashinfer", action="store_true", help="compile FlashInfer's kernels, and no more"
+    )
     for phase, seconds in _LIMITS.items():
         parser.add_argument(
             f"--{phase}-limit", type=float, default=seconds, metavar="SECONDS", help=f"{seconds}"
@@ -65,8 +76,10 @@ class Check:
         from gpu_check_device import Device
         from gpu_check_report import document_head, file_name
 
+        require_device(library)
         self.options, self.console, self.built = options, console, library
         self.device = Device()
+        self.has_flashinfer = False
         if options.dry_run and not self.device.is_emulated:
             raise CheckError(f"--dry-run needs an emulated library, and {library} is none")
         self.is_small = options.small or self.device.is_emulated
@@ -90,14 +103,17 @@ class Check:
             self.device.synchronize()
         except Exception as error:  # the phases before it are not to be lost
             found = {"failures": {name: f"{type(error).__name__}: {error}"}}
+        if found.get("checked") == 0:
+            found.setdefault("skipped", "nothing of it was done")
         found["seconds"] = time.monotonic() - begin
         self.document["phases"].setdefault(name, {}).update(found)
         self.save()
         failures = found.get("failures", {})
-        note = found.get("skipped") or f"{found['seconds']:.1f} s"
+        is_skipped = "skipped" in found
+        note = f"skipped: {found['skipped']}" if is_skipped else f"{found['seconds']:.1f} s"
         if found.get("left_out"):
             note += f", {len(found['left_out'])} left out"
-        mark = "[red]✗[/]" if failures else "[green]✓[/]"
+        mark = "[red]✗[/]" if failures else "[yellow]-[/]" if is_skipped else "[green]✓[/]"
         self.console.print(f"{mark} {name} ({note})", highlight=False)
         for what, why in failures.items():
             self.console.print(f"  {what}: {why}", markup=False, highlight=False)
@@ -128,10 +144,27 @@ class Check:
         limit = self.options.sanitizer_limit
         return sanitize(Path(__file__).resolve(), self.built, limit, folder)
 
+    def flashinfer(self) -> dict[str, Any]:
+        """Has FlashInfer's kernels compiled, which takes minutes, before anything is timed."""
+        from gpu_check_contenders import compile_flashinfer, has_flashinfer
+
+        if self.device.is_emulated or not has_flashinfer():
+            why = "the emulator cannot run it" if self.device.is_emulated else "it is not installed"
+            return {"skipped": why}
+        if not self.options.only_flashinfer:
+            folder, limit = ROOT / "build" / "gpu_check", self.options.flashinfer_limit
+            try:
+                prepare_flashinfer(Path(__file__).resolve(), self.built, limit, folder)
+            except CheckError as error:
+                return {"left_out": {"flashinfer": str(error)}, "skipped": str(error)}
+        compile_flashinfer(self.device)
+        self.has_flashinfer = True
+        return {}
+
     def timing(self) -> dict[str, Any]:
         """Times the grid."""
         from gpu_check_device import Budget
-        from gpu_check_report import summarise, timing_table
+        from gpu_check_report import summarise, timing_tables
         from gpu_check_timing import Row, copy_speed, time_cases, timing_cases
 
         budget = Budget(self.options.timing_limit)
@@ -149,8 +182,8 @@ class Check:
             advance()
 
         with progress:
-            left_out = time_cases(self.device, cases, budget, keep)
-        self.console.print(timing_table(rows, copy))
+            left_out = time_cases(self.device, cases, budget, keep, flashinfer=self.has_flashinfer)
+        self.console.print(*timing_tables(rows, copy))
         summary = summarise(rows, copy)
         self.console.print(summary)
         wrong = {
@@ -160,6 +193,7 @@ class Check:
             if name in row.plans
         }
         return {
+            "checked": len(rows),
             "copy_gigabytes_per_second": copy / 1e9,
             "summary": summary,
             "clocks": {"before": clocks, "after": self.device.clocks()},
@@ -182,12 +216,46 @@ class Check:
 
     def run(self) -> bool:
         """Does all phases; returns whether nothing was wrong."""
+        if self.options.only_flashinfer:
+            return self.phase("flashinfer", self.flashinfer)
         is_right = self.phase("parity", self.parity)
         if self.options.only_parity:
             return is_right
-        for name in ("graph", "timing", "operator", "sanitizer"):
+        for name in ("graph", "flashinfer", "timing", "operator", "sanitizer"):
             is_right &= self.phase(name, getattr(self, name))
         return is_right
+
+    @property
+    def skipped(self) -> list[str]:
+        """The phases that say nothing of the kernel, since they were not done."""
+        return [name for name, found in self.document["phases"].items() if "skipped" in found]
+
+
+def require_device(library: Path) -> None:
+    """Refuses a library that PyTorch's GPU, or the emulator, cannot run.
+
+    Raises:
+        CheckError: What to do about it.
+    """
+    import torch
+
+    from lean_attention import LeanAttentionError, gpu
+
+    try:
+        backend = gpu.backend()
+    except LeanAttentionError as error:
+        raise CheckError(str(error)) from None
+    if backend is None:
+        raise CheckError(
+            f"{library} was built without GPU kernels; build it with -DLEAN_ATTENTION_CUDA=ON, or "
+            "leave --library out to have it built"
+        )
+    if backend == "emulator":
+        return
+    if not torch.cuda.is_available():
+        raise CheckError("PyTorch finds no GPU; --dry-run tries this program without one")
+    if {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}[backend] is None:
+        raise CheckError(f"{library} is for {backend}, and PyTorch {torch.__version__} is not")
 
 
 def find_library(options: argparse.Namespace) -> Path:
@@ -227,6 +295,8 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         faulthandler.cancel_dump_traceback_later()
     check.save()
+    if check.skipped:
+        console.print(f"[yellow]-[/] skipped: {', '.join(check.skipped)}", highlight=False)
     if check.output is not None:
         console.print(f"written to {check.output}", highlight=False)
     return 0 if is_right else 1

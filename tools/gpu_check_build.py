@@ -1,4 +1,4 @@
-"""The library for this machine's GPU alone, and the vendor's checker of memory and races."""
+"""What runs as a program of its own: the build, the vendor's checker, and FlashInfer's compiler."""
 
 import os
 import shutil
@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CheckError", "build", "sanitize"]
+__all__ = ["CheckError", "build", "prepare_flashinfer", "sanitize"]
 
 _KERNEL = "DecodeAttention"
+# What each tool needs: PyTorch's cache of memory would hide accesses past the end of a tensor.
+_TOOLS = {"memcheck": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "racecheck": {}}
 
 
 class CheckError(Exception):
@@ -21,12 +23,20 @@ class OutOfTimeError(CheckError):
     """A program that did not end within its limit."""
 
 
-def _run(command: list[str], seconds: float, log: Path) -> None:
+def _run(
+    command: list[str], seconds: float, log: Path, variables: dict[str, str] | None = None
+) -> None:
     """Runs a program within a time limit; its output goes to a file, its last lines to an error."""
+    # Whatever it said is to be there, should it be stopped.
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})}
     with log.open("a", encoding="utf-8") as output:
         try:
             status = subprocess.run(
-                command, stdout=output, stderr=subprocess.STDOUT, timeout=max(seconds, 1)
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=max(seconds, 1),
+                env=environment,
             ).returncode
         except subprocess.TimeoutExpired:
             raise OutOfTimeError(
@@ -71,24 +81,47 @@ def build(root: Path, architecture: str, seconds: float) -> Path:
     return folder / "liblean_attention.so"
 
 
+def prepare_flashinfer(script: Path, library: Path, seconds: float, folder: Path) -> None:
+    """Has FlashInfer compile its kernels, which later processes find in its cache.
+
+    Raises:
+        CheckError: It did not, or not in time.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "flashinfer.log"
+    log.unlink(missing_ok=True)
+    command = [sys.executable, str(script), "--library", str(library), "--only-flashinfer"]
+    _run(command, seconds, log)
+
+
 def sanitize(script: Path, library: Path, seconds: float, folder: Path) -> dict[str, Any]:
-    """Runs a few cases under compute-sanitizer; returns what it says, as JSON's types."""
+    """Runs a few cases under compute-sanitizer; returns what it says, as JSON's types.
+
+    Args:
+        script: gpu_check.py.
+        library: What is checked.
+        seconds: The time limit; a tool that comes first leaves the others their parts of it.
+        folder: Where the logs go.
+    """
     program = shutil.which("compute-sanitizer")
     if program is None:
         return {"skipped": "compute-sanitizer is not installed"}
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
-    failures, tools, left_out = {}, [], []
-    for tool in ("memcheck", "racecheck"):
+    failures, passed, left_out, times = {}, [], {}, {}
+    for at, (tool, variables) in enumerate(_TOOLS.items()):
         log = folder / f"{tool}.log"
         log.unlink(missing_ok=True)
         command = [program, "--tool", tool, "--error-exitcode", "9", "--kernel-regex"]
         command += [f"kns={_KERNEL}", sys.executable, str(script), "--library", str(library)]
+        begin = time.monotonic()
+        share = (end - begin) / (len(_TOOLS) - at)
         try:
-            _run([*command, "--only-parity", "--small"], end - time.monotonic(), log)
-            tools.append(tool)
-        except OutOfTimeError:
-            left_out.append(tool)
+            _run([*command, "--only-parity", "--small"], share, log, variables)
+            passed.append(tool)
+        except OutOfTimeError as error:
+            left_out[tool] = str(error)
         except CheckError as error:
             failures[tool] = str(error)
-    return {"passed": tools, "failures": failures, "left_out": left_out}
+        times[tool] = time.monotonic() - begin
+    return {"passed": passed, "failures": failures, "left_out": left_out, "tool_seconds": times}

@@ -5,13 +5,15 @@ import subprocess
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from lean_attention import gpu
 
 __all__ = ["Budget", "Device"]
+
+Result = TypeVar("Result")
 
 _PACKAGES = ("torch", "flashinfer-python", "onnxruntime", "onnxruntime-gpu", "numpy")
 _QUERIES = (
@@ -109,8 +111,11 @@ class Device:
         if not self.is_emulated:
             torch.cuda.synchronize()
 
-    def capture(self, run: Callable[[], object]) -> Callable[[], object]:
-        """Returns what repeats a launch: a graph, so that the host's part is not timed."""
+    def capture(self, run: Callable[[], Result]) -> Callable[[], Result]:
+        """Returns what repeats a launch: a graph, so that the host's part is not timed.
+
+        Each repetition gives the result of the launch, in the same memory.
+        """
         if self.is_emulated:
             return run
         graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -121,13 +126,14 @@ class Device:
             side.synchronize()
             graph.capture_begin()
             try:
-                run()
+                output = run()
             finally:
                 graph.capture_end()
         torch.cuda.synchronize()
 
-        def replay() -> object:
-            return graph.replay()
+        def replay() -> Result:
+            graph.replay()
+            return output
 
         # A graph does not keep the memory that it was captured over: what owns it, the launch does.
         replay.captured = run  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto, helper
 
 import lean_attention
+from gpu_check_build import CheckError
 from gpu_check_device import Budget, Device
 from gpu_check_steps import Shape, Truth, draw
 from lean_attention import gpu
@@ -76,8 +77,17 @@ def _session(which: str, shape: Shape, provider: str) -> onnxruntime.InferenceSe
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    if provider != "CPUExecutionProvider":
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     lean_attention.register_custom_ops(options)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[provider])
+    made = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[provider])
+    # Where a provider does not start, ONNX Runtime goes on without it.
+    if made.get_providers()[0] != provider:
+        raise CheckError(
+            f"ONNX Runtime has {provider} and runs on {', '.join(made.get_providers())}; it needs "
+            "CUDA and cuDNN of its version: pip install 'onnxruntime-gpu[cuda,cudnn]'"
+        )
+    return made
 
 
 @dataclass(frozen=True)
@@ -162,6 +172,7 @@ def compare_operators(device: Device, is_small: bool, budget: Budget) -> dict[st
     return {
         "onnxruntime": onnxruntime.__version__,
         "provider": provider,
+        "checked": len(rows),
         "rows": rows,
         "failures": failures,
         "left_out": left_out,

@@ -96,6 +96,10 @@ def _only_appended(shape: Shape, before: torch.Tensor, after: torch.Tensor) -> b
     return torch.equal(restored.view(torch.uint8), before.view(torch.uint8))
 
 
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
 def check_parity(
     device: Device, shapes: list[Shape], budget: Budget, advance: Callable[[], object]
 ) -> dict[str, Any]:
@@ -121,7 +125,11 @@ def check_parity(
 
 
 def check_graph(device: Device) -> dict[str, Any]:
-    """Captures a step and repeats it with other lengths in device memory."""
+    """Captures a step and repeats it with other lengths in device memory.
+
+    The output and the appended rows are compared with float64, and bit for bit with what a launch
+    outside of the graph makes of the same tensors.
+    """
     all_lengths = ((700, 5, 300), (1, 900, 900), (33, 128, 129))
     if device.is_emulated:
         all_lengths = ((140, 5, 30), (1, 129, 128))
@@ -141,9 +149,14 @@ def check_graph(device: Device) -> dict[str, Any]:
         rows = fresh.key_cache.shape[2]
         for name in ("key_cache", "value_cache"):
             getattr(step, name)[:, :, :rows] = getattr(fresh, name)
+        out.fill_(torch.nan)
         repeat()
         device.synchronize()
-        error = Truth.of(step, lengths).error(out)
+        error = max(Truth.of(step, lengths).error(out), appended_error(step, lengths))
+        launched = [gpu.decode(fresh), fresh.key_cache, fresh.value_cache]
+        replayed = [out, step.key_cache[:, :, :rows], step.value_cache[:, :, :rows]]
         if error > 1:
             failures[str(lengths)] = f"an error {error:.3g} times as large as it may be"
+        elif not all(_same_bits(*both) for both in zip(launched, replayed, strict=True)):
+            failures[str(lengths)] = "other bits than of a launch outside of the graph"
     return {"replays": len(all_lengths), "failures": failures}

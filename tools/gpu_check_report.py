@@ -1,4 +1,4 @@
-"""What was measured as a table, a summary and a document."""
+"""What was measured as tables, a summary and a document."""
 
 import datetime
 import json
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gpu_check_timing import Row
 
-__all__ = ["document_head", "file_name", "summarise", "timing_table", "write"]
+__all__ = ["document_head", "file_name", "summarise", "timing_tables", "write"]
 
 _CONTENDERS = ("direct", "fixed_split", "lean", "torch", "flashinfer")
 
@@ -27,7 +27,7 @@ def file_name(device: str) -> str:
 def document_head(command: list[str], root: Path) -> dict[str, Any]:
     """Returns what is said of a check before anything was found."""
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command,
         "commit": _commit(root),
@@ -76,13 +76,15 @@ def _mean(ratios: list[float]) -> float | None:
     return geometric_mean(ratios) if ratios else None
 
 
-def summarise(rows: list[Row], copy_bytes_per_second: float) -> dict[str, Any]:
-    """Returns the few numbers that the rows come down to; None where no row tells.
+def _kinds(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Returns the rows of ragged batches, and those of uniform ones."""
+    kinds: dict[str, list[Row]] = {"ragged": [], "uniform": []}
+    for row in rows:
+        kinds["ragged" if row.case.ragged else "uniform"].append(row)
+    return kinds
 
-    Ratios are the other's time over lean's: above 1, lean is the faster. Means are geometric.
-    """
-    ragged = [row for row in rows if row.case.ragged]
-    uniform = [row for row in rows if not row.case.ragged]
+
+def _summary_of(rows: list[Row], copy_bytes_per_second: float) -> dict[str, Any]:
     best = [
         (min(row.micros["direct"], row.micros["fixed_split"]) / row.micros["lean"], str(row.case))
         for row in rows
@@ -93,24 +95,37 @@ def summarise(rows: list[Row], copy_bytes_per_second: float) -> dict[str, Any]:
         for row in rows
         if "lean" in row.micros
     ]
+    others = ("fixed_split", "torch", "flashinfer")
     return {
-        "fixed_split_over_lean": {
-            "ragged": _mean(_ratios(ragged, "fixed_split")),
-            "uniform": _mean(_ratios(uniform, "fixed_split")),
-        },
-        "torch_over_lean": _mean(_ratios(rows, "torch")),
-        "flashinfer_over_lean": _mean(_ratios(rows, "flashinfer")),
+        **{f"{other}_over_lean": _mean(_ratios(rows, other)) for other in others},
         "worst_to_the_better_of_direct_and_fixed_split": min(best, default=None),
         "best_fraction_of_copy": max(fractions, default=None),
     }
 
 
-def timing_table(rows: list[Row], copy_bytes_per_second: float) -> Table:
-    """Returns a table of medians."""
-    table = Table(title=f"Microseconds; a copy moves {copy_bytes_per_second / 1e9:.0f} GB/s")
+def summarise(rows: list[Row], copy_bytes_per_second: float) -> dict[str, dict[str, Any]]:
+    """Returns the few numbers that the ragged and the uniform rows come down to.
+
+    Ratios are the other's time over lean's: above 1, lean is the faster. Means are geometric. None
+    stands where no row tells.
+    """
+    return {kind: _summary_of(some, copy_bytes_per_second) for kind, some in _kinds(rows).items()}
+
+
+def timing_tables(rows: list[Row], copy_bytes_per_second: float) -> list[Table]:
+    """Returns tables of medians, one of ragged and one of uniform batches."""
+    return [
+        _table(kind, some, copy_bytes_per_second) for kind, some in _kinds(rows).items() if some
+    ]
+
+
+def _table(kind: str, rows: list[Row], copy_bytes_per_second: float) -> Table:
+    copy = f"a copy moves {copy_bytes_per_second / 1e9:.0f} GB/s"
+    table = Table(title=f"Microseconds of {kind} batches; {copy}")
     names = [name for name in _CONTENDERS if any(name in row.micros for row in rows)]
     table.add_column("step", no_wrap=True)
-    for title in ("mean", *names, "GB/s", "of copy", "fixed/lean"):
+    titles = ("mean", *names, "torch by", "GB/s", "of copy", "fixed/lean")
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         speed = row.bytes_read / row.micros["lean"] * 1e6 if "lean" in row.micros else None
@@ -119,6 +134,7 @@ def timing_table(rows: list[Row], copy_bytes_per_second: float) -> Table:
             str(row.case),
             f"{row.mean_length / row.case.context:.0%}",
             *(f"{row.micros[name]:.1f}" if name in row.micros else "-" for name in names),
+            row.backends.get("torch", "-").removesuffix("_attention"),
             "-" if speed is None else f"{speed / 1e9:.0f}",
             "-" if speed is None else f"{speed / copy_bytes_per_second:.2f}",
             "-" if ratio is None else f"{ratio:.2f}",

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median, quantiles
 from typing import Any
 
@@ -33,6 +33,7 @@ class Row:
     quartiles: dict[str, tuple[float, float]]
     refusals: dict[str, str]
     plans: dict[str, str]
+    backends: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as JSON's types, with the speeds that follow."""
@@ -91,10 +92,10 @@ def copy_speed(device: Device, elements: int) -> float:
     return 2 * source.nbytes / median(seconds)
 
 
-def _time_case(case: Case, device: Device, arena: Arena) -> Row:
+def _time_case(case: Case, device: Device, arena: Arena, *, flashinfer: bool) -> Row:
     copies = min(_MOST_COPIES, arena.numbers.numel() // (2 * case.cache_elements))
     steps = [step_of(case, device, arena.caches(case, copy)) for copy in range(copies)]
-    contenders = Contenders(case, device, steps)
+    contenders = Contenders(case, device, steps, flashinfer=flashinfer)
     names = list(contenders.runs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     rounds, total = 0, 0.0
@@ -119,11 +120,17 @@ def _time_case(case: Case, device: Device, arena: Arena) -> Row:
         {name: (q[0] * 1e6, q[2] * 1e6) for name, q in quarters.items()},
         contenders.refusals,
         contenders.plans,
+        contenders.backends,
     )
 
 
 def time_cases(
-    device: Device, cases: list[Case], budget: Budget, keep: Callable[[Row | None], object]
+    device: Device,
+    cases: list[Case],
+    budget: Budget,
+    keep: Callable[[Row | None], object],
+    *,
+    flashinfer: bool = False,
 ) -> dict[str, str]:
     """Times cases until the time is over.
 
@@ -132,6 +139,7 @@ def time_cases(
         cases: In this order.
         budget: What it keeps.
         keep: Called after each case, with what was measured; None: it was left out.
+        flashinfer: Whether FlashInfer takes part.
 
     Returns:
         Why those were left out that were.
@@ -148,7 +156,7 @@ def time_cases(
             left_out[str(case)] = "no time was left"
         else:
             try:
-                row = _time_case(case, device, arena)
+                row = _time_case(case, device, arena, flashinfer=flashinfer)
             except torch.OutOfMemoryError:
                 left_out[str(case)] = "the memory did not suffice"
         keep(row)

@@ -37,6 +37,7 @@ gpu::GpuDecode DecodeOf(const lean_attention_gpu_step& s) {
                kGpuTileTokens};
   d.element_type = static_cast<ElementType>(s.type);
   d.seqlens_k = s.seqlens_k;
+  d.query_seqlens = s.query_seqlens;
   d.max_length = s.max_length;
   d.query = s.query;
   d.key = s.key;
@@ -48,6 +49,10 @@ gpu::GpuDecode DecodeOf(const lean_attention_gpu_step& s) {
   d.k_scale = s.k_scale;
   d.v_scale = s.v_scale;
   d.scale_per_channel = s.scale_per_channel != 0;
+  d.q_norm_weight = s.q_norm_weight;
+  d.k_norm_weight = s.k_norm_weight;
+  d.q_norm_epsilon = s.q_norm_epsilon;
+  d.k_norm_epsilon = s.k_norm_epsilon;
   d.cos_cache = s.cos_cache;
   d.sin_cache = s.sin_cache;
   d.rotary_rows = s.rotary_rows;

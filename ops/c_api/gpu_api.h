@@ -33,20 +33,26 @@ struct lean_attention_gpu_step {
   int32_t kv_num_heads;
   int32_t head_size; /* 64, 80, 96, 128 or 256 */
   int64_t cache_rows;
-  int64_t local_window_size; /* counts the query's own position; <= 0: none */
-  int64_t max_length;        /* no sequence is longer; longer ones are cut off. S <= it <= C */
-  const int32_t* seqlens_k;  /* [B]: valid rows of each sequence after this step, less one */
-  const void* query;         /* [B, S, N, H], query_stride elements from token to token */
-  const void* key;           /* [B, S, K, H], kv_stride elements from token to token */
-  const void* value;         /* as key */
-  int64_t query_stride;      /* N * H, or (N + 2 * K) * H when packed */
+  int64_t local_window_size;    /* counts the query's own position; <= 0: none */
+  int64_t max_length;           /* no sequence is longer; longer ones are cut off. S <= it <= C */
+  const int32_t* seqlens_k;     /* [B]: valid rows of each sequence after this step, less one */
+  const int32_t* query_seqlens; /* [B]: its query tokens, 0 to S, before padding; null: all S */
+  const void* query;            /* [B, S, N, H], query_stride elements from token to token */
+  const void* key;      /* [B, S, K, H], kv_stride elements from token to token; null, and value:
+                           the caches hold the step's rows already */
+  const void* value;    /* as key */
+  int64_t query_stride; /* N * H, or (N + 2 * K) * H when packed */
   int64_t kv_stride;
   void* key_cache; /* [B, K, C, H]: past and present in one buffer */
   void* value_cache;
   const float* k_scale; /* of quantised caches: [K, H], or [1] */
   const float* v_scale;
   int32_t scale_per_channel; /* 0 or 1 */
-  const void* cos_cache;     /* [rotary_rows, rotary_half]; null: no rotary embedding */
+  const void* q_norm_weight; /* [H], of the RMS norm of each head before rotation; null: none */
+  const void* k_norm_weight;
+  float q_norm_epsilon; /* positive, where there is a weight */
+  float k_norm_epsilon;
+  const void* cos_cache; /* [rotary_rows, rotary_half]; null: no rotary embedding */
   const void* sin_cache;
   int64_t rotary_rows;
   int32_t rotary_half;         /* rotated pairs of a head, at most H / 2 */

@@ -38,11 +38,12 @@ class DecodeBlock {
       : args_(args),
         layout_(RowsPerKvHead(args.problem), args.problem.batch_size),
         region_(RegionLayoutOf(args.problem, args.max_length)),
-        stream_(args.problem, SharedMemory() + layout_.stream()),
+        stream_(args.problem, args.query_seqlens, args.max_length,
+                SharedMemory() + layout_.stream()),
         cut_(stream_, args.schedule, args.amount) {}
 
   LEAN_ATTENTION_DEVICE void Run() {
-    if (Warp() == 0) stream_.Fill(args_.seqlens_k, args_.query_seqlens, args_.max_length);
+    if (Warp() == 0) stream_.Fill(args_.seqlens_k);
     SyncThreads();
     for (int64_t share = BlockIndex(); share < cut_.shares(); share += GridBlocks()) {
       const Position begin = BeginOf(share);

@@ -10,33 +10,28 @@
 
 namespace lean_attention::gpu {
 
-// In shared memory: cost_ends [B], the cost of sequences 0 .. b; then keys [B] and queries [B].
+// In shared memory: cost_ends [B], the cost of sequences 0 .. b; then keys [B].
 class SharedStream {
  public:
-  static constexpr int kBytesPerSequence = sizeof(int64_t) + 2 * sizeof(int32_t);
+  static constexpr int kBytesPerSequence = sizeof(int64_t) + sizeof(int32_t);
 
-  LEAN_ATTENTION_DEVICE SharedStream(const Problem& problem, SharedPtr<std::byte> memory)
+  LEAN_ATTENTION_DEVICE SharedStream(const Problem& problem, GlobalPtr<const int32_t> query_seqlens,
+                                     int64_t max_length, SharedPtr<std::byte> memory)
       : problem_(problem),
+        query_seqlens_(query_seqlens),
+        max_length_(max_length),
         cost_ends_(As<int64_t>(memory)),
-        keys_(As<int32_t>(memory + problem.batch_size * int64_t{sizeof(int64_t)})),
-        queries_(keys_ + problem.batch_size) {}
+        keys_(As<int32_t>(memory + problem.batch_size * int64_t{sizeof(int64_t)})) {}
 
   // For all lanes of one warp; others may read after SyncThreads.
-  LEAN_ATTENTION_DEVICE void Fill(GlobalPtr<const int32_t> seqlens_k,
-                                  GlobalPtr<const int32_t> query_seqlens,
-                                  int64_t max_length) const {
+  LEAN_ATTENTION_DEVICE void Fill(GlobalPtr<const int32_t> seqlens_k) const {
     int64_t before = 0;
     for (int32_t first = 0; first < problem_.batch_size; first += kWarpSize) {
       const int32_t b = first + Lane();
       int64_t cost = 0;
       if (b < problem_.batch_size) {
-        int64_t keys = int64_t{Load(seqlens_k, b)} + 1;
-        if (keys > max_length) keys = max_length;
-        const int32_t queries =
-            query_seqlens != nullptr ? Load(query_seqlens, b) : problem_.sequence_length;
-        const Lengths lengths = BoundedLengths(problem_, keys, queries);
+        const Lengths lengths = Bounded(b, int64_t{Load(seqlens_k, b)} + 1);
         Store(keys_, b, static_cast<int32_t>(lengths.keys));
-        Store(queries_, b, lengths.queries);
         cost = problem_.kv_num_heads * PairCost(TilingFor(problem_, lengths));
       }
       for (int delta = 1; delta < kWarpSize; delta *= 2) {
@@ -51,7 +46,7 @@ class SharedStream {
 
   LEAN_ATTENTION_DEVICE const Problem& problem() const { return problem_; }
   LEAN_ATTENTION_DEVICE Lengths LengthsOf(int32_t sequence) const {
-    return {Load(keys_, sequence), Load(queries_, sequence)};
+    return Bounded(sequence, Load(keys_, sequence));
   }
   LEAN_ATTENTION_DEVICE Tiling TilingOf(int32_t sequence) const {
     return TilingFor(problem_, LengthsOf(sequence));
@@ -75,10 +70,20 @@ class SharedStream {
   }
 
  private:
+  // Numbers of query tokens stay in device memory: few calls have them, and shared memory is
+  // scarce.
+  LEAN_ATTENTION_DEVICE Lengths Bounded(int32_t sequence, int64_t keys) const {
+    const int32_t queries =
+        query_seqlens_ != nullptr ? Load(query_seqlens_, sequence) : problem_.sequence_length;
+    if (keys > max_length_) keys = max_length_;
+    return BoundedLengths(problem_, keys, queries);
+  }
+
   const Problem& problem_;  // outlives this
+  GlobalPtr<const int32_t> query_seqlens_;
+  int64_t max_length_;
   SharedPtr<int64_t> cost_ends_;
   SharedPtr<int32_t> keys_;
-  SharedPtr<int32_t> queries_;
 };
 
 }  // namespace lean_attention::gpu

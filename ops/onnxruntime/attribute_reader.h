@@ -7,6 +7,7 @@
 #include <string>
 #include <type_traits>
 
+#include "ops/onnxruntime/gqa_schema.h"
 #include "ops/onnxruntime/ort.h"
 
 namespace lean_attention::onnxruntime {
@@ -58,9 +59,13 @@ template <typename T>
 std::optional<T> FindAttribute(const Ort::ConstKernelInfo& info, const char* name) {
   T value{};
   if (detail::Read(info, name, &value)) return value;
-  const bool other_type = detail::HasAs<int64_t>(info, name) || detail::HasAs<float>(info, name) ||
-                          detail::HasAs<std::string>(info, name) || detail::HasAsArray(info, name);
-  Require(!other_type, info.GetNodeName(), ": the attribute ", name, " must be ",
+  const char* found = detail::HasAs<int64_t>(info, name)       ? "an integer"
+                      : detail::HasAs<float>(info, name)       ? "a float"
+                      : detail::HasAs<std::string>(info, name) ? "a string"
+                      : detail::HasAsArray(info, name)         ? "a list"
+                                                               : nullptr;
+  Require(found == nullptr, NodeName(info), ": the attribute ", name, " is ", found,
+          "; it must be ",
           std::is_same_v<T, int64_t> ? "an integer"
                                      : (std::is_same_v<T, float> ? "a float" : "a string"));
   return std::nullopt;

@@ -15,15 +15,17 @@ void CheckLengths(const GqaInputs& inputs, const std::vector<int32_t>& seqlens_k
   const CallShape& shape = inputs.shape();
   // A past that is not the present buffer itself holds no row past its own end. A first prompt has
   // none; of it the rows on the right may be padding.
-  const int64_t most = shape.is_first_prompt()
-                           ? shape.sequence_length
-                           : std::min(shape.present_rows, shape.past_rows + shape.new_rows);
+  const bool is_first = shape.is_first_prompt();
+  const int64_t least = is_first ? 1 : shape.sequence_length;
+  const int64_t most = is_first ? shape.sequence_length
+                                : std::min(shape.present_rows, shape.past_rows + shape.new_rows);
   for (size_t b = 0; b < seqlens_k.size(); ++b) {
     const int64_t keys = int64_t{seqlens_k[b]} + 1;
-    Require(keys >= 1 && keys <= most, inputs.attributes().node, ": input seqlens_k[", b, "] is ",
-            seqlens_k[b], "; it must be between 0 and ", most - 1, ", since ",
-            shape.is_first_prompt() ? 0 : shape.past_rows, " rows of past, ", shape.new_rows,
-            " new ones and ", shape.present_rows, " of present_key are there");
+    Require(keys >= least && keys <= most, inputs.attributes().node, ": input seqlens_k[", b,
+            "] is ", seqlens_k[b], "; it must be between ", least - 1, " and ", most - 1,
+            ", since ", is_first ? 0 : shape.past_rows, " rows of past, ", shape.new_rows,
+            " new ones and ", shape.present_rows, " of present_key are there for ",
+            shape.sequence_length, " query tokens");
   }
 }
 
@@ -69,7 +71,8 @@ std::vector<int64_t> ReadPositions(const GqaInputs& inputs, const Problem& probl
       // Of a first prompt's the operator knows the first alone.
       if (shape.is_first_prompt() && !inputs.Has(kQuerySeqlens)) position = ids[0] + s;
       Require(position >= 0 && position < rows, inputs.attributes().node,
-              ": input position_ids asks for position ", position, "; cos_cache has ", rows);
+              ": input position_ids holds ", position, "; it must be between 0 and ", rows - 1,
+              ", since cos_cache has ", rows, " rows");
     }
   }
   return positions;
@@ -78,8 +81,8 @@ std::vector<int64_t> ReadPositions(const GqaInputs& inputs, const Problem& probl
 void CheckBiasCovers(const GqaInputs& inputs, int32_t longest) {
   const int64_t total = inputs.shape().total_sequence_length;
   Require(!inputs.Has(kAttentionBias) || longest < total, inputs.attributes().node,
-          ": input seqlens_k holds ", longest,
-          ", but attention_bias covers only total_sequence_length = ", total, " keys");
+          ": input seqlens_k holds ", longest, "; it must be at most ", total - 1,
+          ", since attention_bias covers total_sequence_length = ", total, " keys");
 }
 
 }  // namespace

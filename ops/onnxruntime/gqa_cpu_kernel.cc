@@ -1,6 +1,7 @@
 #include "ops/onnxruntime/gqa_cpu_kernel.h"
 
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <thread>
 
@@ -14,6 +15,20 @@ namespace {
 Machine ThisMachine() {
   static const unsigned processors = std::thread::hardware_concurrency();
   return {static_cast<int32_t>(processors == 0 ? 1 : processors)};
+}
+
+// Writes the zeros that belong there to the output of padding, which the stock operator leaves as
+// it was allocated.
+void ClearPadding(const Problem& problem, ElementType type, void* output) {
+  const auto token_bytes =
+      static_cast<size_t>(BytesOf(type, int64_t{problem.num_heads} * problem.head_size));
+  for (int32_t b = 0; b < problem.batch_size; ++b) {
+    const int32_t queries = LengthsOf(problem, b).queries;
+    const size_t first = static_cast<size_t>(b) * static_cast<size_t>(problem.sequence_length) +
+                         static_cast<size_t>(queries);
+    std::memset(static_cast<char*>(output) + first * token_bytes, 0,
+                static_cast<size_t>(problem.sequence_length - queries) * token_bytes);
+  }
 }
 
 }  // namespace
@@ -74,11 +89,12 @@ void GqaCpuKernel::Compute(OrtKernelContext* context) const {
   CpuStep step(inputs);
   const bool runs_stock = RunsStock(inputs);
   GqaOutputs outputs = node_.AllocateOutputs(Ort::KernelContext(context), inputs.shape());
+  step.args.output = outputs.attention.GetTensorMutableRawData();
   if (runs_stock) {
     node_.RunStock(context, outputs);
+    ClearPadding(step.args.problem, node_.types().element, step.args.output);
     return;
   }
-  step.args.output = outputs.attention.GetTensorMutableRawData();
   step.args.present_key = outputs.present_key.GetTensorMutableRawData();
   step.args.present_value = outputs.present_value.GetTensorMutableRawData();
   Decode(context, step.args);

@@ -25,12 +25,14 @@ GqaInputs::GqaInputs(OrtKernelContext* context, const Attributes& attributes,
     inputs_[i].data = value.GetTensorRawData();
   }
   for (Input input : {kQuery, kSeqlensK, kTotalSequenceLength}) {
-    Require(Has(input), attributes_.node, ": input ", kInputNames[input], " is missing");
+    Require(Has(input), attributes_.node, ": input ", kInputNames[input],
+            " is missing; all calls need it");
   }
   for (const auto& [first, second] :
        {std::pair(kKey, kValue), std::pair(kPastKey, kPastValue), std::pair(kCosCache, kSinCache),
         std::pair(kQNormWeight, kKNormWeight)}) {
-    Require(Has(first) == Has(second), attributes_.node, ": inputs ", kInputNames[first], " and ",
+    Require(Has(first) == Has(second), attributes_.node, ": input ",
+            kInputNames[Has(first) ? second : first], " is missing; ", kInputNames[first], " and ",
             kInputNames[second], " must be given together");
   }
   ReadQueryShape();
@@ -75,7 +77,7 @@ void GqaInputs::ReadKeyAndValue() {
   // Layers that share a cache give a key without rows to all but the first of them.
   if (const Shape& key = inputs_[kKey].shape; key.size() == 3 && key[1] == 0) {
     Require(Has(kPastKey), attributes_.node,
-            ": input key has no rows, so all must be in past_key, which is missing");
+            ": input past_key is missing; key has no rows, so all must be there");
     Require(!Has(kQuerySeqlens), attributes_.node,
             ": input key has no rows, and query_seqlens says how many are new; leave one out");
     accepted[1] = shape_.new_rows = 0;
@@ -111,8 +113,8 @@ int64_t GqaInputs::ReadTotalLength() const {
           ": input total_sequence_length is ", total, "; it must be at most ", shape_.past_rows,
           ", the rows of past_key, or with the new ones ", grown);
   Require(total == shape_.sequence_length || shape_.sequence_length == 1 || shape_.batch_size == 1,
-          attributes_.node, ": a batch of ", shape_.batch_size, " with ", shape_.sequence_length,
-          " tokens each after a past needs the input query_seqlens");
+          attributes_.node, ": input query_seqlens is missing; a batch of ", shape_.batch_size,
+          " with ", shape_.sequence_length, " tokens each after a past needs it");
   return total;
 }
 
@@ -126,7 +128,7 @@ void GqaInputs::CheckLengths() const {
   if (!Has(kQuerySeqlens)) return;
   RequireShape(inputs_[kQuerySeqlens].shape == Shape{batch}, kQuerySeqlens, "[", batch, "]");
   Require(Has(kPastKey), attributes_.node,
-          ": input query_seqlens needs past_key and past_value, which are missing");
+          ": input past_key is missing; query_seqlens needs it and past_value");
 }
 
 void GqaInputs::CheckNorms() const {
@@ -140,7 +142,7 @@ void GqaInputs::CheckNorms() const {
 void GqaInputs::CheckRotary() const {
   if (!attributes_.do_rotary) return;
   Require(Has(kCosCache), attributes_.node,
-          ": do_rotary is 1, but inputs cos_cache and sin_cache are missing");
+          ": input cos_cache is missing; do_rotary = 1 needs it and sin_cache");
   const Shape& cos = inputs_[kCosCache].shape;
   const int64_t total = shape_.total_sequence_length;
   RequireShape(cos.size() == 2 && cos[0] >= total && cos[1] > 0 && 2 * cos[1] <= shape_.head_size,
@@ -174,7 +176,7 @@ void GqaInputs::CheckScales() const {
       attributes_.scale_per_channel ? attributes_.kv_num_heads * shape_.head_size : 1;
   for (Input input : {kKScale, kVScale}) {
     Require(Has(input), attributes_.node, ": input ", kInputNames[input],
-            " is missing, and the cache is quantised");
+            " is missing; a cache of ", NameOf(types_.cache), " needs it");
     int64_t count = 1;
     for (int64_t dimension : inputs_[input].shape) count *= dimension;
     RequireShape(count == expected, input, expected, expected == 1 ? " element" : " elements");

@@ -17,11 +17,12 @@ GqaNode::GqaNode(const Ort::ConstKernelInfo& info, const TensorTypes& types)
   const auto connected = [&](Output output) {
     return info.GetOutputCount() > output && !info.GetOutputName(output).empty();
   };
-  Require(connected(kPresentKey) && connected(kPresentValue), attributes_.node,
-          ": outputs present_key and present_value must be connected");
+  Require(connected(kPresentKey) && connected(kPresentValue), attributes_.node, ": output ",
+          connected(kPresentKey) ? "present_value" : "present_key",
+          " is not connected; present_key and present_value must be");
   if (connected(kOutputQk)) {
-    Fail(ORT_NOT_IMPLEMENTED, attributes_.node, ": ", kOpName,
-         " does not implement the output output_qk; use ", kStockDomain, ".", kStockOpName);
+    Fail(ORT_NOT_IMPLEMENTED, attributes_.node, ": output output_qk is connected, and ", kOpName,
+         " does not implement it; leave it out, or use ", kStockDomain, ".", kStockOpName);
   }
 }
 
@@ -43,12 +44,18 @@ GqaOutputs GqaNode::AllocateOutputs(const Ort::KernelContext& context,
   // Bound by the caller.
   Require(outputs.present_key.GetTensorMutableRawData() !=
               outputs.present_value.GetTensorMutableRawData(),
-          attributes_.node, ": outputs present_key and present_value are one buffer; bind one each");
+          attributes_.node,
+          ": outputs present_key and present_value are one buffer; bind one each");
   return outputs;
 }
 
 void GqaNode::RunStock(OrtKernelContext* context, const GqaOutputs& outputs) const {
-  stock_->Invoke(context, outputs.attention, outputs.present_key, outputs.present_value);
+  try {
+    stock_->Invoke(context, outputs.attention, outputs.present_key, outputs.present_value);
+  } catch (const Ort::Exception& error) {
+    Fail(error.GetOrtErrorCode(), attributes_.node, ": ", kStockDomain, ".", kStockOpName,
+         ", to which this call is left, refuses it: ", error.what());
+  }
 }
 
 bool GqaNode::IsExplaining() {

@@ -11,7 +11,8 @@ namespace {
 
 int32_t ReadHeads(const Ort::ConstKernelInfo& info, const std::string& node, const char* name) {
   const std::optional<int64_t> heads = FindAttribute<int64_t>(info, name);
-  Require(heads.has_value(), node, ": the attribute ", name, " is missing");
+  Require(heads.has_value(), node, ": the attribute ", name,
+          " is missing; it must be between 1 and 65536");
   Require(*heads > 0 && *heads <= 65536, node, ": the attribute ", name, " is ", *heads,
           "; it must be between 1 and 65536");
   return static_cast<int32_t>(*heads);
@@ -49,13 +50,16 @@ float ReadNormEpsilon(const Ort::ConstKernelInfo& info, const std::string& node,
 
 // What the rewriter leaves stock; a hand-made node gets an error that names the feature.
 void RefuseUnsupported(const Ort::ConstKernelInfo& info, const std::string& node) {
-  const auto refuse = [&](const char* feature) {
-    Fail(ORT_NOT_IMPLEMENTED, node, ": ", kOpName, " does not implement ", feature, "; use ",
-         kStockDomain, ".", kStockOpName, " for this node");
+  const auto accept_only = [&](const char* name, int64_t accepted) {
+    const int64_t found = FindAttribute<int64_t>(info, name).value_or(accepted);
+    if (found == accepted) return;
+    Fail(ORT_NOT_IMPLEMENTED, node, ": the attribute ", name, " is ", found, ", and ", kOpName,
+         " implements ", accepted, " alone; use ", kStockDomain, ".", kStockOpName,
+         " for this node");
   };
-  if (ReadFlag(info, "sliding_window_cache")) refuse("sliding_window_cache");
-  if (FindAttribute<int64_t>(info, "qk_output").value_or(0) != 0) refuse("qk_output");
-  if (FindAttribute<int64_t>(info, "causal").value_or(1) != 1) refuse("causal = 0");
+  accept_only("sliding_window_cache", 0);
+  accept_only("qk_output", 0);
+  accept_only("causal", 1);
 }
 
 // k_quant_type, v_quant_type and kv_cache_bit_width must say what the cache's type says.
@@ -87,16 +91,15 @@ void ReadQuantisation(const Ort::ConstKernelInfo& info, ElementType cache, Attri
 
 Attributes ReadAttributes(const Ort::ConstKernelInfo& info, const TensorTypes& types) {
   Attributes attributes;
-  attributes.node = info.GetNodeName();
-  if (attributes.node.empty()) attributes.node = kOpName;
+  attributes.node = NodeName(info);
   const std::string& node = attributes.node;
 
   RefuseUnsupported(info, node);
   attributes.num_heads = ReadHeads(info, node, "num_heads");
   attributes.kv_num_heads = ReadHeads(info, node, "kv_num_heads");
-  Require(attributes.num_heads % attributes.kv_num_heads == 0, node, ": num_heads is ",
-          attributes.num_heads, ", which is no multiple of kv_num_heads, ",
-          attributes.kv_num_heads);
+  Require(attributes.num_heads % attributes.kv_num_heads == 0, node,
+          ": the attribute num_heads is ", attributes.num_heads,
+          "; it must be a multiple of kv_num_heads, ", attributes.kv_num_heads);
 
   const float scale = FindAttribute<float>(info, "scale").value_or(0.0f);
   Require(std::isfinite(scale), node, ": the attribute scale is ", scale, "; it must be finite");

@@ -58,6 +58,12 @@ inline constexpr const char* kInputNames[kInputCount] = {"query",
                                                          "k_norm_weight",
                                                          "query_seqlens"};
 
+// What messages call a node.
+inline std::string NodeName(const Ort::ConstKernelInfo& info) {
+  const std::string name = info.GetNodeName();
+  return name.empty() ? kOpName : name;
+}
+
 constexpr bool IsRequired(Input input) {
   return input == kQuery || input == kSeqlensK || input == kTotalSequenceLength;
 }

@@ -35,6 +35,7 @@ lean_attention_gpu_step CStepOf(Step* step) {
   s.local_window_size = p.local_window_size;
   s.max_length = d.max_length;
   s.seqlens_k = d.seqlens_k;
+  s.query_seqlens = d.query_seqlens;
   s.query = d.query;
   s.key = d.key;
   s.value = d.value;
@@ -45,6 +46,10 @@ lean_attention_gpu_step CStepOf(Step* step) {
   s.k_scale = d.k_scale;
   s.v_scale = d.v_scale;
   s.scale_per_channel = d.scale_per_channel ? 1 : 0;
+  s.q_norm_weight = d.q_norm_weight;
+  s.k_norm_weight = d.k_norm_weight;
+  s.q_norm_epsilon = d.q_norm_epsilon;
+  s.k_norm_epsilon = d.k_norm_epsilon;
   s.cos_cache = d.cos_cache;
   s.sin_cache = d.sin_cache;
   s.rotary_rows = d.rotary_rows;
@@ -78,6 +83,7 @@ StepSpec SpecWithEverything() {
   spec.rotary_half = 24;
   spec.rotary_interleaved = true;
   spec.position_ids = true;
+  spec.norm = true;
   return spec;
 }
 
@@ -132,6 +138,11 @@ TEST(GpuApi, PassesEveryInputOn) {
   spec.sink = spec.position_ids = spec.rotary_interleaved = spec.packed = false;
   spec.bias_per_head = false;
   spec.smooth_softmax = true;
+  ExpectRight(spec);
+  spec.sequence_length = 3;
+  spec.queries = {2, 0, 3};
+  ExpectRight(spec);
+  spec.without_new_rows = true;
   ExpectRight(spec);
 }
 
@@ -244,6 +255,8 @@ TEST(GpuApi, RefusesSteps) {
        [](CStep& s) { s.bias_head_stride = kMost; }},
       {kInvalid, "rotary_half is 33", [](CStep& s) { s.rotary_half = 33; }},
       {kInvalid, "sizes and strides give cos_cache ", [](CStep& s) { s.rotary_rows = kMost; }},
+      {kInvalid, "key and value must be given together", [](CStep& s) { s.value = nullptr; }},
+      {kInvalid, "q_norm_epsilon is 0", [](CStep& s) { s.q_norm_epsilon = 0; }},
       {kInvalid, "scale is nan",
        [](CStep& s) { s.scale = std::numeric_limits<float>::quiet_NaN(); }},
       {kInvalid, "softcap is -1", [](CStep& s) { s.softcap = -1; }},

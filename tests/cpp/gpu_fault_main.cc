@@ -92,7 +92,13 @@ bool ShowsAs(const std::string& expected) {
         {Schedule::kDirect, 1, 0, seed, resident_blocks},
         {Schedule::kLean, 9, 0, seed, resident_blocks},
         {Schedule::kFixedSplit, 3, 4, seed, resident_blocks},
-        {Schedule::kLean, 5, 0, seed, resident_blocks, {0, kMost, 456}, {0, 1, -1, 2, 9, kMost}},
+        {Schedule::kLean,
+         5,
+         0,
+         seed,
+         resident_blocks,
+         {0, kMost - 1, 456},
+         {0, 1, -1, 2, 9, kMost}},
     };
     for (const GpuLaunch& launch : launches) {
       const std::string shown = Shown(before, launch, &first);

@@ -106,14 +106,15 @@ TEST(Check, PassesWhatIsRight) {
 }
 
 TEST(Check, RefusesNullPointers) {
-  ExpectRefused(StatusCode::kInvalidArgument,
-                {{"seqlens_k is null", [](GpuDecode& d) { d.seqlens_k = nullptr; }},
-                 {"query is null", [](GpuDecode& d) { d.query = nullptr; }},
-                 {"key and value must be given", [](GpuDecode& d) { d.key = nullptr; }},
-                 {"key and value must be given", [](GpuDecode& d) { d.value = nullptr; }},
-                 {"key_cache is null", [](GpuDecode& d) { d.key_cache = nullptr; }},
-                 {"value_cache is null", [](GpuDecode& d) { d.value_cache = nullptr; }},
-                 {"output is null", [](GpuDecode& d) { d.output = nullptr; }}});
+  ExpectRefused(
+      StatusCode::kInvalidArgument,
+      {{"seqlens_k is null", [](GpuDecode& d) { d.seqlens_k = nullptr; }},
+       {"query is null", [](GpuDecode& d) { d.query = nullptr; }},
+       {"key is null; key and value must be given", [](GpuDecode& d) { d.key = nullptr; }},
+       {"value is null; key and value must be", [](GpuDecode& d) { d.value = nullptr; }},
+       {"key_cache is null", [](GpuDecode& d) { d.key_cache = nullptr; }},
+       {"value_cache is null", [](GpuDecode& d) { d.value_cache = nullptr; }},
+       {"output is null", [](GpuDecode& d) { d.output = nullptr; }}});
 }
 
 TEST(Check, RefusesMisalignedPointers) {
@@ -251,9 +252,9 @@ TEST(Check, RefusesSizesThatNoTensorHas) {
 
 TEST(Check, RefusesRotary) {
   ExpectRefused(StatusCode::kInvalidArgument,
-                {{"cos_cache and sin_cache must be given together",
+                {{"sin_cache is null; cos_cache and sin_cache must be given together",
                   [](GpuDecode& d) { d.sin_cache = nullptr; }},
-                 {"cos_cache and sin_cache must be given together",
+                 {"cos_cache is null; cos_cache and sin_cache must be given together",
                   [](GpuDecode& d) { d.cos_cache = nullptr; }},
                  {"rotary_half is 65; for head_size 128 it must be from 1 to 64",
                   [](GpuDecode& d) { d.rotary_half = 65; }},

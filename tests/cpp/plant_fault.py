@@ -72,8 +72,8 @@ FAULTS = (
         32,
         "shared_race",
         KERNEL,
-        "args_.max_length); SyncThreads();",
-        "args_.max_length);",
+        "stream_.Fill(args_.seqlens_k); SyncThreads();",
+        "stream_.Fill(args_.seqlens_k);",
     ),
     Fault(
         "no_barrier_after_the_append",
@@ -90,6 +90,14 @@ FAULTS = (
         KERNEL,
         "first, rows); SyncThreads(); const QueryFragments",
         "first, rows); const QueryFragments",
+    ),
+    Fault(
+        "no_barrier_after_the_norms",
+        64,
+        "shared_race",
+        KERNEL,
+        "norm); } SyncThreads();",
+        "norm); }",
     ),
     Fault(
         "no_barrier_before_a_tile_is_finished",
@@ -204,8 +212,8 @@ FAULTS = (
         64,
         "out_of_bounds",
         KERNEL,
-        "AppendRow(args_, {sequence, token, past + token}",
-        "AppendRow(args_, {sequence, token, past + token + 1}",
+        "AppendRow(args_, {sequence, token, position}",
+        "AppendRow(args_, {sequence, token, position + 1}",
     ),
     Fault(
         "bias_of_keys_that_nobody_sees",
@@ -216,20 +224,21 @@ FAULTS = (
         "row.bias != nullptr",
     ),
     Fault(
-        "lengths_below_the_new_tokens",
+        "more_query_tokens_than_keys",
         64,
         "out_of_bounds",
         STREAM,
-        "length = BoundedLength(problem_, length);",
-        "",
+        "return BoundedLengths(problem_, keys, queries);",
+        "return {keys, queries};",
     ),
     Fault(
         "lengths_past_the_cache",
         32,
         "out_of_bounds",
         STREAM,
-        "if (length > max_length) length = max_length; length = BoundedLength(problem_, length);",
-        "",
+        "if (keys > max_length_) keys = max_length_; "
+        "return BoundedLengths(problem_, keys, queries);",
+        "return {keys, queries};",
     ),
     Fault(
         "positions_before_the_first",
@@ -287,6 +296,23 @@ FAULTS = (
         KERNEL,
         "tile = piece.prefix_tiles; tile < count;",
         "tile = piece.prefix_tiles + 1; tile < count;",
+    ),
+    # Padding.
+    Fault(
+        "padding_appended",
+        32,
+        "wrong",
+        KERNEL,
+        "token < lengths.queries; ++token",
+        "token < args_.problem.sequence_length; ++token",
+    ),
+    Fault(
+        "padding_stays",
+        64,
+        "wrong",
+        KERNEL,
+        "if (piece.tile_begin == 0) ClearPadding(piece, rows);",
+        "",
     ),
     # Matrix fragments.
     Fault(

@@ -125,15 +125,18 @@ Status CheckPointers(const GpuDecode& d) {
                  {"attention_bias", d.attention_bias, kElement, true},
                  {"head_sink", d.head_sink, kElement, true}};
   for (const auto& [name, pointer, alignment, is_optional] : tensors) {
-    if (pointer == nullptr && !is_optional) return Invalid(name, " is null");
+    if (pointer == nullptr && !is_optional) return Invalid(name, " is null; the step needs it");
     if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0) {
       return Invalid(name, " is not aligned to ", alignment, " bytes");
     }
   }
   if ((d.key == nullptr) != (d.value == nullptr)) {
-    return Invalid("key and value must be given together");
+    return Invalid(d.key == nullptr ? "key" : "value",
+                   " is null; key and value must be given together");
   }
-  if (d.key_cache == d.value_cache) return Invalid("key_cache and value_cache are one buffer");
+  if (d.key_cache == d.value_cache) {
+    return Invalid("key_cache and value_cache are one buffer; each needs its own");
+  }
   return {};
 }
 
@@ -185,7 +188,8 @@ Status CheckExtents(const GpuDecode& d) {
 
 Status CheckRotary(const GpuDecode& d) {
   if ((d.cos_cache == nullptr) != (d.sin_cache == nullptr)) {
-    return Invalid("cos_cache and sin_cache must be given together");
+    return Invalid(d.cos_cache == nullptr ? "cos_cache" : "sin_cache",
+                   " is null; cos_cache and sin_cache must be given together");
   }
   if (d.cos_cache == nullptr) return {};
   if (d.rotary_half < 1 || d.rotary_half > d.problem.head_size / 2) {
@@ -201,7 +205,7 @@ Status CheckRotary(const GpuDecode& d) {
 }
 
 Status CheckNumbers(const GpuDecode& d) {
-  if (!std::isfinite(d.scale)) return Invalid("scale is ", d.scale);
+  if (!std::isfinite(d.scale)) return Invalid("scale is ", d.scale, "; it must be finite");
   const struct {
     const char* name;
     const void* weight;
@@ -214,7 +218,7 @@ Status CheckNumbers(const GpuDecode& d) {
     }
   }
   if (!std::isfinite(d.softcap) || d.softcap < 0) {
-    return Invalid("softcap is ", d.softcap, "; it must not be negative");
+    return Invalid("softcap is ", d.softcap, "; it must be finite, and not negative");
   }
   return {};
 }

@@ -44,6 +44,7 @@ class CStep(ctypes.Structure):
         ("local_window_size", ctypes.c_int64),
         ("max_length", ctypes.c_int64),
         ("seqlens_k", ctypes.c_void_p),
+        ("query_seqlens", ctypes.c_void_p),
         ("query", ctypes.c_void_p),
         ("key", ctypes.c_void_p),
         ("value", ctypes.c_void_p),
@@ -54,6 +55,10 @@ class CStep(ctypes.Structure):
         ("k_scale", ctypes.c_void_p),
         ("v_scale", ctypes.c_void_p),
         ("scale_per_channel", ctypes.c_int32),
+        ("q_norm_weight", ctypes.c_void_p),
+        ("k_norm_weight", ctypes.c_void_p),
+        ("q_norm_epsilon", ctypes.c_float),
+        ("k_norm_epsilon", ctypes.c_float),
         ("cos_cache", ctypes.c_void_p),
         ("sin_cache", ctypes.c_void_p),
         ("rotary_rows", ctypes.c_int64),
@@ -144,7 +149,18 @@ def fill(structure: Structure, **values: Any) -> Structure:
 
 @cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(get_library_path()))
+    path = get_library_path()
+    try:
+        return _declare(ctypes.CDLL(str(path)))
+    except OSError as error:
+        raise LeanAttentionError(f"{path} does not load: {error}") from error
+    except AttributeError as error:
+        raise LeanAttentionError(
+            f"{path} is of another version than this package: {error}"
+        ) from error
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     message = (ctypes.c_char_p, ctypes.c_int64)
     library.lean_attention_gpu_backend.restype = ctypes.c_char_p
     library.lean_attention_gpu_make_plan.restype = ctypes.c_int32
@@ -170,7 +186,11 @@ def _library() -> ctypes.CDLL:
 
 @cache
 def backend() -> str | None:
-    """Returns "CUDA" or "ROCm"; None: the library was built without GPU kernels."""
+    """Returns "CUDA" or "ROCm"; None: the library was built without GPU kernels.
+
+    Raises:
+        LeanAttentionError: There is no library, or it does not load.
+    """
     name: bytes | None = _library().lean_attention_gpu_backend()
     return name.decode() if name else None
 

@@ -41,8 +41,8 @@ def decode(
         [B, S, N, H], ``out`` if there is one.
 
     Raises:
-        LeanAttentionError: A tensor, number or plan is not what the kernel takes, there is no memory
-            for the workspace, or the device reported an error.
+        LeanAttentionError: A tensor, number or plan is not what the kernel takes, there is no
+            memory for the workspace, or the device reported an error.
     """
     _check_kind("step", step, Step)
     _check_kind("plan", plan, Plan, type(None))

@@ -28,16 +28,24 @@ class Step:
     Attributes:
         query: [B, S, N, H], not rotated. Its tokens, and those of key and value, may lie further
             apart, as they do in a packed [B, S, (N + 2 K) H].
-        key: [B, S, K, H], not rotated.
+        key: [B, S, K, H], not rotated. None, as value: the caches hold the step's rows already, as
+            in layers that share them.
         value: [B, S, K, H].
         key_cache: [B, K, C, H] past and present, changed in place: of the query's type, int8 or
             float8_e4m3fn.
         value_cache: As key_cache.
         seqlens_k: [B] int32, valid rows of each sequence after this step, less one. They are read
-            on the device, and bounded there to [S - 1, max_length - 1].
+            on the device, and bounded there to [0, max_length - 1].
+        query_seqlens: [B] int32, query tokens of each sequence, which lie before its padding; the
+            padding's output is zero. They are read on the device, and bounded there to what S and
+            the sequence's length allow. None: all S, or as many as the sequence is long.
         max_length: What the host knows of the lengths: none is above it. None: C.
         k_scale: Of a quantised cache, what its numbers are multiplied by: [K, H] or [1] float32.
         v_scale: As k_scale.
+        q_norm_weight: [H], of the RMS norm of each query head before it is rotated; None: no norm.
+        k_norm_weight: As q_norm_weight, of keys.
+        q_norm_epsilon: Added to the mean square.
+        k_norm_epsilon: As q_norm_epsilon.
         cos_cache: [positions, at most H / 2]; None: no rotary embedding.
         sin_cache: As cos_cache.
         rotary_interleaved: Whether pairs are neighbours instead of halves.
@@ -52,14 +60,19 @@ class Step:
     """
 
     query: Tensor
-    key: Tensor
-    value: Tensor
+    key: Tensor | None
+    value: Tensor | None
     key_cache: Tensor
     value_cache: Tensor
     seqlens_k: Tensor
+    query_seqlens: Tensor | None = None
     max_length: int | None = None
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    q_norm_weight: Tensor | None = None
+    k_norm_weight: Tensor | None = None
+    q_norm_epsilon: float = 1e-6
+    k_norm_epsilon: float = 1e-6
     cos_cache: Tensor | None = None
     sin_cache: Tensor | None = None
     rotary_interleaved: bool = False
@@ -92,11 +105,9 @@ class _Description:
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        self.query, self.key, self.key_cache = (
-            self._view(name, 4) for name in ("query", "key", "key_cache")
-        )
+        self.query, self.key_cache = self._view("query", 4), self._view("key_cache", 4)
         self.batch, self.tokens, self.heads, self.head_size = self.query.shape
-        self.kv_heads, self.rows = self.key.shape[2], self.key_cache.shape[2]
+        _, self.kv_heads, self.rows, _ = self.key_cache.shape
         self.dtype, self.cache_dtype = self.query.dtype, self.key_cache.dtype
         if self.dtype not in _TYPES or self.cache_dtype not in {self.dtype, *_QUANTISED_TYPES}:
             raise LeanAttentionError(
@@ -145,22 +156,26 @@ class _Description:
         )
 
     def _inputs(self) -> dict[str, Any]:
-        value = self._view("value", 4)
-        kv_shape = (self.batch, self.tokens, self.kv_heads, self.head_size)
         self._check(self.query, self.dtype, self.batch, self.tokens, self.heads, self.head_size)
-        for found in (self.key, value):
-            self._check(found, self.dtype, *kv_shape)
-        kv_stride = self._token_stride(self.key)
-        if self._token_stride(value) != kv_stride:
-            raise LeanAttentionError(f"{value}; its tokens must be as far apart as the key's")
         return {
             "query": self.query.pointer,
-            "key": self.key.pointer,
-            "value": value.pointer,
             "query_stride": self._token_stride(self.query),
-            "kv_stride": kv_stride,
+            **self._key_and_value(),
             "seqlens_k": self._contiguous(self._view("seqlens_k", 1), "int32", self.batch),
+            "query_seqlens": self._pointer("query_seqlens", "int32", self.batch),
         }
+
+    def _key_and_value(self) -> dict[str, Any]:
+        shape = (self.batch, self.tokens, self.kv_heads, self.head_size)
+        if self.step.key is None and self.step.value is None:
+            return {"key": None, "value": None, "kv_stride": self.kv_heads * self.head_size}
+        key, value = self._view("key", 4), self._view("value", 4)
+        for found in (key, value):
+            self._check(found, self.dtype, *shape)
+        stride = self._token_stride(key)
+        if self._token_stride(value) != stride:
+            raise LeanAttentionError(f"{value}; its tokens must be as far apart as the key's")
+        return {"key": key.pointer, "value": value.pointer, "kv_stride": stride}
 
     def _caches(self) -> dict[str, Any]:
         step = self.step
@@ -180,6 +195,14 @@ class _Description:
             "k_scale": self._pointer("k_scale", "float32", *scale_shape),
             "v_scale": self._pointer("v_scale", "float32", *scale_shape),
             "scale_per_channel": per_channel,
+        }
+
+    def _norms(self) -> dict[str, Any]:
+        return {
+            "q_norm_weight": self._pointer("q_norm_weight", self.dtype, self.head_size),
+            "k_norm_weight": self._pointer("k_norm_weight", self.dtype, self.head_size),
+            "q_norm_epsilon": self.step.q_norm_epsilon,
+            "k_norm_epsilon": self.step.k_norm_epsilon,
         }
 
     def _rotary(self) -> dict[str, Any]:
@@ -240,6 +263,7 @@ class _Description:
             max_length=self.max_length,
             **self._inputs(),
             **self._caches(),
+            **self._norms(),
             **self._rotary(),
             **self._bias(),
             head_sink=self._pointer("head_sink", self.dtype, self.heads),
