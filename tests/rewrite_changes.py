@@ -58,3 +58,20 @@ def connect(index: int, name: str) -> Callable[[onnx.NodeProto], None]:
         node.input[index] = name
 
     return change
+
+
+def retype(made: onnx.ModelProto, old: int, new: int) -> onnx.ModelProto:
+    """The model with all values and weights of one type declared as another."""
+    for value in (*made.graph.input, *made.graph.output):
+        if value.type.tensor_type.elem_type == old:
+            value.type.tensor_type.elem_type = new
+    for weight in made.graph.initializer:
+        weight.data_type = new
+    return made
+
+
+def verified(result: RewriteResult) -> bool:
+    """Whether both models ran and agreed; what else was found shows in the failed assertion."""
+    assert result.verification is not None
+    assert result.verification.passed, str(result.verification)
+    return True

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import rewrite_models as models
-from lean_attention import LeanAttentionError, rewrite
+from lean_attention import LeanAttentionError, get_library_path, rewrite
 from rewrite_disk import listing, write_json
 
 
@@ -17,10 +17,10 @@ def model(tmp_path) -> Path:
 
 @pytest.fixture
 def library(tmp_path, monkeypatch) -> Path:
-    """A stand-in for the operator library: these tests copy it and do not load it."""
+    """The operator library as a file of another name, which these tests copy and may remove."""
     path = tmp_path / "elsewhere" / "some_build.so"
     path.parent.mkdir()
-    path.write_bytes(b"a library")
+    path.write_bytes(get_library_path().read_bytes())
     monkeypatch.setenv("LEAN_ATTENTION_LIBRARY", str(path))
     return path
 

@@ -54,7 +54,7 @@ def test_whatever_a_command_imports_is_declared() -> None:
     exporters = set((PACKAGE / "export").glob("*.py"))
     others = set(PACKAGE.rglob("*.py")) - exporters
     # The benchmark measures PyTorch where it is installed, and says so where it is not.
-    assert imported_by(others) - {"torch"} <= CORE | EXTRAS["cpu"]
+    assert imported_by(others) - {"torch"} <= CORE | EXTRAS["cpu"] | EXTRAS["hub"]
     assert imported_by(exporters) <= CORE | EXTRAS["cpu"] | EXTRAS["genai"]
 
 

@@ -16,6 +16,7 @@ from rewrite_changes import (
     attention_of,
     connect,
     graphs,
+    retype,
     rewritten,
     set_attribute,
 )
@@ -127,8 +128,18 @@ LEFT = {
     "window cache": (set_attribute(sliding_window_cache=1), "sliding_window_cache=1"),
     "scores by attribute": (set_attribute(qk_output=1), "outputs its scores"),
     "scores": (lambda node: node.output.append("scores"), "outputs its scores"),
-    "query norm": (connect(14, "norm"), "normalises"),
-    "key norm": (connect(15, "norm"), "normalises"),
+    "query norm alone": (connect(14, "norm"), "only one of q_norm_weight and k_norm_weight"),
+    "key norm alone": (connect(15, "norm"), "only one of q_norm_weight and k_norm_weight"),
+    "keys alone": (connect(2, ""), "only one of key and value is connected"),
+    "past keys alone": (connect(4, ""), "only one of past_key and past_value"),
+    "cosines alone": (connect(8, ""), "only one of cos_cache and sin_cache"),
+    "query lengths without a past": (
+        lambda node: (connect(16, "seqlens_k")(node), connect(3, "")(node), connect(4, "")(node)),
+        "query_seqlens is connected, and past_key and past_value are not",
+    ),
+    "norm by nothing": (set_attribute(qk_norm_epsilon=0.0), r"its q_norm_epsilon is 0\.0"),
+    "key norm by nothing": (set_attribute(k_norm_epsilon=-1.0), r"its k_norm_epsilon is -1\.0"),
+    "too many heads": (set_attribute(num_heads=1 << 17), "at most 65536"),
     "uneven heads": (set_attribute(kv_num_heads=3), r"num_heads \(4\) is not a multiple"),
     "no heads": (set_attribute(num_heads=0), r"num_heads \(0\)"),
     "presents dropped": (drop_presents, "ONNX Runtime itself returns wrong values"),
@@ -160,6 +171,8 @@ def test_unsupported_node_is_left_with_its_name_and_reason(change, reason, tmp_p
     assert (left.name, left.location) == ("/layer.1/attention", "graph")
     assert left.op == "com.microsoft::GroupQueryAttention"
     assert re.search(reason, left.reason)
+    # What to do about it.
+    assert "; " in left.reason
     (kept,) = attention_nodes(new, "com.microsoft")
     while stock.output[-1] == "":
         stock.output.pop()
@@ -180,6 +193,8 @@ SUPPORTED = {
     "bias": connect(10, "bias"),
     "sink": connect(11, "sink"),
     "query lengths": connect(16, "seqlens_k"),
+    "query and key norm": lambda node: (connect(14, "norm")(node), connect(15, "norm")(node)),
+    "epsilon": set_attribute(qk_norm_epsilon=0.0, q_norm_epsilon=1e-5, k_norm_epsilon=1e-5),
 }
 
 
@@ -189,18 +204,21 @@ def test_supported_feature_is_replaced(change, tmp_path):
     made.graph.input.append(models.tensor("positions", TensorProto.INT64, ["B", "S"]))
     made.graph.input.append(models.tensor("bias", TensorProto.FLOAT, [1, 1, "S", "T"]))
     made.graph.input.append(models.tensor("sink", TensorProto.FLOAT, [models.NUM_HEADS]))
+    made.graph.input.append(models.tensor("norm", TensorProto.FLOAT, [models.HEAD_SIZE]))
     change(attention_of(made, 0))
     result, _ = rewritten(made, tmp_path)
     assert len(result.replaced) == 1
+    options = onnxruntime.SessionOptions()
+    lean_attention.register_custom_ops(options)
+    onnxruntime.InferenceSession(tmp_path / "rewritten.onnx", options)
 
 
-def retype(made: onnx.ModelProto, old: int, new: int) -> onnx.ModelProto:
-    for value in (*made.graph.input, *made.graph.output):
-        if value.type.tensor_type.elem_type == old:
-            value.type.tensor_type.elem_type = new
-    for weight in made.graph.initializer:
-        weight.data_type = new
-    return made
+def test_heads_that_are_too_large_are_left(tmp_path):
+    made = models.decoder(layers=1)
+    made.graph.value_info.append(models.tensor("q.0.projected", TensorProto.FLOAT, [1, 1, 20000]))
+    del made.graph.input[1].type.tensor_type.shape.dim[3]
+    with pytest.raises(LeanAttentionError, match=r"heads are of size 5000; .* at most 4096"):
+        rewritten(made, tmp_path)
 
 
 def test_model_without_a_replaceable_node_is_refused_with_the_reasons(tmp_path):
@@ -210,7 +228,8 @@ def test_model_without_a_replaceable_node_is_refused_with_the_reasons(tmp_path):
         rewritten(made, tmp_path)
     message = str(caught.value)
     assert "1 because its type is double; the operator takes float, float16 and bfloat16" in message
-    assert "1 because it attends in both directions (causal=0) (/layer.1/attention)" in message
+    assert "1 because it attends in both directions (causal=0); the operator is" in message
+    assert "for causal attention (/layer.1/attention)" in message
     assert "\n" not in message
     assert not (tmp_path / "rewritten.onnx").exists()
 
@@ -309,10 +328,11 @@ def test_model_without_attention_says_what_it_holds(tmp_path):
         rewritten(made, tmp_path)
 
 
-def test_rewritten_model_is_refused_in_one_line(tmp_path):
+def test_rewriting_a_rewritten_model_does_nothing_and_says_so(tmp_path):
     rewritten(models.decoder(), tmp_path)
-    with pytest.raises(LeanAttentionError, match="is already rewritten: 2 of its nodes"):
-        rewrite(tmp_path / "rewritten.onnx", tmp_path / "again.onnx")
+    result = rewrite(tmp_path / "rewritten.onnx", tmp_path / "again.onnx")
+    assert result.unchanged == "is already rewritten: 2 of its nodes are LeanAttention's"
+    assert "nothing was written" in str(result)
     assert not (tmp_path / "again.onnx").exists()
 
 

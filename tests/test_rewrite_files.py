@@ -266,7 +266,8 @@ def test_command_says_what_was_replaced_and_what_was_left(tmp_path):
     run = command(source, tmp_path / "new.onnx", "--schedule", "lean")
     assert run.returncode == 0, run.stderr
     assert "1 of 2 GroupQueryAttention nodes replaced" in run.stdout
-    assert "because it attends in both directions (causal=0):\n    /layer.1/attention" in run.stdout
+    assert "because it attends in both directions (causal=0); the operator" in run.stdout
+    assert "is for causal attention:\n    /layer.1/attention" in run.stdout
     assert str(tmp_path / "new.onnx") in run.stdout
 
 

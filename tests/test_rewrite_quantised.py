@@ -122,10 +122,10 @@ LEFT = {
     ),
     "no width": (
         at_node(set_attribute(kv_cache_bit_width=0)),
-        "kv_cache_bit_width is 0, and for a cache of int8 it must be 8",
+        "kv_cache_bit_width is 0; for a cache of int8 it must be 8",
     ),
-    "other width": (at_node(set_attribute(kv_cache_bit_width=4)), "bit_width is 4, .* must be 8"),
-    "other cache": (retype_past(TensorProto.UINT8), "bit_width is 8, .* of uint8 it must be 4"),
+    "other width": (at_node(set_attribute(kv_cache_bit_width=4)), "bit_width is 4; .* must be 8"),
+    "other cache": (retype_past(TensorProto.UINT8), "bit_width is 8; .* of uint8 it must be 4"),
     "float8": (
         retype_past(TensorProto.FLOAT8E4M3FN),
         "its cache is float8e4m3fn and its query float; the operator takes such a cache on GPUs",
@@ -138,7 +138,7 @@ LEFT = {
     "no key scale": (at_node(connect(12, "")), "PER_TENSOR and k_scale is not connected"),
     "no value scale": (at_node(connect(13, "")), "PER_TENSOR and v_scale is not connected"),
     "half scale": (scale_of(TensorProto.FLOAT16, 1), "its v_scale is float16, not float"),
-    "scales": (scale_of(TensorProto.FLOAT, 32), "v_scale has 32 elements, .* must have 1$"),
+    "scales": (scale_of(TensorProto.FLOAT, 32), "v_scale has 32 elements; .* must have 1$"),
     "no past": (no_past, "k_quant_type is PER_TENSOR without a past_key and past_value"),
 }
 
@@ -162,7 +162,7 @@ def test_scale_per_channel_has_one_element_for_each(cache, wrong, tmp_path):
     result, _ = rewritten(made, tmp_path)
     (left,) = result.left
     assert left.reason == (
-        f"its v_scale has {wrong} elements, and with k_quant_type PER_CHANNEL it must have 32"
+        f"its v_scale has {wrong} elements; with k_quant_type PER_CHANNEL it must have 32"
     )
 
 
@@ -171,7 +171,7 @@ def test_bit_width_of_a_cache_that_is_not_quantised_is_a_reason(tmp_path):
     set_attribute(kv_cache_bit_width=8)(attention_of(made, 1))
     result, _ = rewritten(made, tmp_path)
     assert [node.reason for node in result.left] == [
-        "its kv_cache_bit_width is 8, and for a cache of float it must be 0"
+        "its kv_cache_bit_width is 8; for a cache of float it must be 0"
     ]
 
 
@@ -197,7 +197,7 @@ def test_types_left_to_each_call_of_a_function_are_a_reason(tmp_path):
 def test_function_called_with_caches_of_two_types_is_left(tmp_path):
     made = models.in_function(cache="int8")
     retype_past(TensorProto.UINT8)(made)
-    with pytest.raises(LeanAttentionError, match="does not tell its element type: declare past_"):
+    with pytest.raises(LeanAttentionError, match="does not tell its element type; declare past_"):
         rewritten(made, tmp_path)
 
 

@@ -24,13 +24,15 @@ from lean_attention._version import __version__
 from lean_attention.errors import LeanAttentionError
 from lean_attention.operator_library import get_library_path, register_custom_ops
 from lean_attention.padding import check_padding
-from lean_attention.rewrite import rewrite
+from lean_attention.rewrite import inspect, restore, rewrite
 
 __all__ = [
     "LeanAttentionError",
     "__version__",
     "check_padding",
     "get_library_path",
+    "inspect",
     "register_custom_ops",
+    "restore",
     "rewrite",
 ]

@@ -12,6 +12,7 @@ from lean_attention.commands.bench import bench
 from lean_attention.commands.doctor import doctor
 from lean_attention.commands.export import export
 from lean_attention.commands.generate import generate
+from lean_attention.commands.inspect import inspect
 from lean_attention.commands.rewrite import rewrite
 from lean_attention.errors import LeanAttentionError
 
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (doctor, export, rewrite, generate):
+for command in (doctor, export, inspect, rewrite, generate):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

@@ -1,4 +1,4 @@
-"""``lean-attention rewrite``: put the operator into an exported model."""
+"""``lean-attention rewrite``: put the operator into an exported model, or take it out again."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,16 +7,22 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from lean_attention.rewrite import SCHEDULES
+from lean_attention.commands.rewrite_report import ReportFile, print_result
+from lean_attention.errors import LeanAttentionError
+from lean_attention.rewrite import RULES, SCHEDULES, VerificationError
+from lean_attention.rewrite import restore as restore_model
 from lean_attention.rewrite import rewrite as rewrite_model
-from lean_attention.rewrite.report import by_reason
 
 __all__ = ["rewrite"]
 
 
 def rewrite(
     source: Annotated[
-        Path, typer.Argument(help="A model file, or a model folder of onnxruntime-genai.")
+        str,
+        typer.Argument(
+            help="A model file, a model folder of onnxruntime-genai, or one on the Hugging Face "
+            "Hub: org/name, org/name/sub/folder, either with @revision."
+        ),
     ],
     destination: Annotated[
         Path, typer.Argument(help="The file or folder to write; nothing may be there yet.")
@@ -24,14 +30,54 @@ def rewrite(
     schedule: Annotated[
         str, typer.Option(help=f"How the operator cuts its work: {', '.join(SCHEDULES)}.")
     ] = "auto",
+    skip_rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A rule not to apply; may be given again. Rules: "
+            f"{', '.join(rule.name for rule in RULES)}."
+        ),
+    ] = None,
+    restore: Annotated[
+        bool, typer.Option("--restore", help="Turn a rewritten model back into a stock one.")
+    ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Run both models on random inputs, and write nothing where they differ.",
+        ),
+    ] = True,
+    subfolder: Annotated[str, typer.Option(help="A folder within the source.")] = "",
+    report: Annotated[
+        Path | None, typer.Option(help="A JSON file to write, with all that is printed.")
+    ] = None,
 ) -> None:
     """Replace a model's attention by LeanAttention's; the weights are shared, not stored twice."""
-    result = rewrite_model(source, destination, schedule=schedule)
+    if restore and (schedule != "auto" or skip_rule or subfolder):
+        raise LeanAttentionError(
+            "--restore takes no --schedule, --skip-rule or --subfolder; it restores every node of "
+            "a local model"
+        )
     console = Console(soft_wrap=True, highlight=False)
-    mark = ("✓", "bold green") if not result.left else ("!", "bold yellow")
-    console.print(Text.assemble(mark, " ", result.headline))
-    for reason, nodes in by_reason(result.left).items():
-        console.print(Text.assemble(("  left stock", "yellow"), f", because {reason}:"))
-        for node in nodes:
-            console.print(Text(f"    {node}"))
-    console.print(Text.assemble("  wrote ", (str(result.destination), "bold")))
+    report_file = ReportFile(report)
+    try:
+        result = (
+            restore_model(source, destination, verify=verify)
+            if restore
+            else rewrite_model(
+                source,
+                destination,
+                schedule=schedule,
+                skip_rules=skip_rule or (),
+                verify=verify,
+                subfolder=subfolder,
+            )
+        )
+    except VerificationError as error:
+        print_result(console, error.result)
+        report_file.write(error.result.to_dict() | {"error": str(error)})
+        raise
+    print_result(console, result)
+    if not result.unchanged:
+        console.print(Text.assemble("  wrote ", (str(result.destination), "bold")))
+    report_file.write(result.to_dict())

@@ -2,31 +2,60 @@
 
 * ``rules/``            one file per rule: match, check (a reason to leave a node), rewrite
 * ``apply.py``          the rules over a whole model: graph, subgraphs, functions
+* ``restore.py``        the way back to the stock operator
+* ``options.py``        what is asked for
 * ``graph_walk.py``     every graph of a model and where it lies
 * ``function_calls.py`` what ONNX Runtime needs around a function with a custom operator
 * ``value_types.py``    element types of values, as far as a file tells them
 * ``model_file.py``     a model file: its structure, and the data files that it refers to
 * ``proto_check.py``    texts and numbers of a model file, before its structure is built
-* ``model_folder.py``   a model folder of onnxruntime-genai
+* ``single_file.py``    a model file on its way to another place
+* ``model_folder.py``   a model folder of onnxruntime-genai, likewise
 * ``files.py``          links, copies, and nothing half-written
+* ``verification/``     source and result run on the same inputs and compared
+* ``hub.py``            models of the Hugging Face Hub as sources
+* ``inspection.py``     what a rewrite would do
+* ``outcome.py``        verified, or with the reason why not
 * ``report.py``         what was replaced, what was left, and why
 """
 
 import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lean_attention.errors import LeanAttentionError
 from lean_attention.rewrite.files import check_destination
-from lean_attention.rewrite.model_file import rewrite_file
+from lean_attention.rewrite.hub import find_source
+from lean_attention.rewrite.inspection import Inspection, inspect_model
 from lean_attention.rewrite.model_folder import rewrite_folder
-from lean_attention.rewrite.report import NodeReport, RewriteResult
+from lean_attention.rewrite.options import Options
+from lean_attention.rewrite.report import NodeReport, RewriteResult, VerificationError
+from lean_attention.rewrite.rules import RULES
 from lean_attention.rewrite.rules.group_query_attention import SCHEDULES
+from lean_attention.rewrite.single_file import rewrite_file
 
-__all__ = ["SCHEDULES", "NodeReport", "RewriteResult", "rewrite"]
+__all__ = [
+    "RULES",
+    "SCHEDULES",
+    "Inspection",
+    "NodeReport",
+    "RewriteResult",
+    "VerificationError",
+    "inspect",
+    "restore",
+    "rewrite",
+]
 
 
 def rewrite(
-    source: str | Path, destination: str | Path, *, schedule: str = "auto"
+    source: str | Path,
+    destination: str | Path,
+    *,
+    schedule: str = "auto",
+    skip_rules: Iterable[str] = (),
+    verify: bool = True,
+    subfolder: str = "",
 ) -> RewriteResult:
     """Writes a copy of a model whose attention nodes are LeanAttention's.
 
@@ -36,30 +65,92 @@ def rewrite(
     Weights are not loaded: data files are shared with the source through hard links, or copied
     where the file system has none. The source is not changed.
 
+    Before the destination is written, both models are run in ONNX Runtime's CPU provider on the
+    same random inputs, one after the other, and every output is compared; see
+    ``verification/comparison.py`` for the tolerance. Where that provider cannot run the source,
+    the result says why and the model is written.
+
     Args:
-        source: A model file, or a model folder of onnxruntime-genai.
+        source: A model file, or a model folder of onnxruntime-genai; or, where nothing is at that
+            path, a model on the Hugging Face Hub as ``org/name``, ``org/name/sub/folder`` or one
+            of these with ``@revision``, of which what is needed is downloaded.
         destination: The file or the folder to write; nothing may be there yet. A folder also
             receives the operator library and names it in ``genai_config.json``, so that
             onnxruntime-genai runs it as it is.
         schedule: How the operator cuts its work: ``auto``, ``lean``, ``fixed_split``, ``direct``
             or ``stock``.
+        skip_rules: Names of rules that are not applied.
+        verify: Whether the models are compared.
+        subfolder: A folder within the source.
 
     Returns:
-        Which nodes were replaced, which were left, and why.
+        Which nodes were replaced, which were left, and why. Of a model that is rewritten already
+        nothing is written, and the result's ``unchanged`` says so.
 
     Raises:
+        VerificationError: The models differ.
         LeanAttentionError: The source cannot be read or has no node to replace, its data files
             are missing, or the destination cannot be written. Nothing is left behind then.
     """
-    if schedule not in SCHEDULES:
-        raise LeanAttentionError(
-            f"there is no schedule {schedule!r}; choose one of {', '.join(SCHEDULES)}"
-        )
+    options = Options(schedule=schedule, skip_rules=frozenset(skip_rules), verify=verify)
+    return _write(find_source(source, subfolder), destination, options)
+
+
+def restore(source: str | Path, destination: str | Path, *, verify: bool = True) -> RewriteResult:
+    """Writes a copy of a rewritten model whose attention nodes are ONNX Runtime's own again.
+
+    Args:
+        source: A rewritten model file or model folder.
+        destination: The file or the folder to write; nothing may be there yet. A folder loads no
+            operator library.
+        verify: Whether the models are run and compared.
+
+    Returns:
+        Which nodes were restored. Of a model without such nodes nothing is written, and the
+        result's ``unchanged`` says so.
+
+    Raises:
+        VerificationError: The models differ.
+        LeanAttentionError: The source cannot be read, or the destination cannot be written.
+            Nothing is left behind then.
+    """
+    return _write(source, destination, Options(restore=True, verify=verify))
+
+
+def inspect(
+    source: str | Path, *, skip_rules: Iterable[str] = (), subfolder: str = ""
+) -> Inspection:
+    """Says of each attention node of a model what `rewrite` would do, and writes nothing.
+
+    Args:
+        source: As that of `rewrite`.
+        skip_rules: Names of rules that are not applied.
+        subfolder: A folder within the source.
+
+    Returns:
+        Which nodes would be replaced, which would be left, and why.
+
+    Raises:
+        LeanAttentionError: The source cannot be read.
+    """
+    source = find_source(source, subfolder)
+    with _one_line(source):
+        return inspect_model(source, Options(skip_rules=frozenset(skip_rules)))
+
+
+def _write(source: str | Path, destination: str | Path, options: Options) -> RewriteResult:
     source, destination = Path(source).absolute(), Path(destination).absolute()
-    try:
+    with _one_line(source):
         check_destination(source, destination)
         rewriter = rewrite_folder if source.is_dir() else rewrite_file
-        return rewriter(source, destination, schedule=schedule)
+        return rewriter(source, destination, options)
+
+
+@contextmanager
+def _one_line(source: Path) -> Iterator[None]:
+    """What the file system refuses, as one line."""
+    try:
+        yield
     except shutil.Error as error:
         # A list of (source, destination, reason), one for each file that could not be copied.
         (_, _, reason), *more = error.args[0]

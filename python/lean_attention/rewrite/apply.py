@@ -8,13 +8,14 @@ import onnx_ir as ir
 
 from lean_attention.errors import LeanAttentionError
 from lean_attention.rewrite.function_calls import FunctionCalls
-from lean_attention.rewrite.graph_walk import Scope, node_name, op_name, scopes
-from lean_attention.rewrite.report import NodeReport, by_reason
+from lean_attention.rewrite.gqa_node import DOMAIN, OPSET_VERSION
+from lean_attention.rewrite.graph_walk import Scope, count_ops, node_name, op_name, scopes
+from lean_attention.rewrite.options import Options
+from lean_attention.rewrite.report import Changes, NodeReport, by_reason
 from lean_attention.rewrite.rules import RULES, Rule
-from lean_attention.rewrite.rules.group_query_attention import DOMAIN, OPSET_VERSION
 from lean_attention.rewrite.value_types import ValueTypes
 
-__all__ = ["apply_rules"]
+__all__ = ["apply_rules", "judge"]
 
 
 @dataclass
@@ -29,64 +30,89 @@ class _Found:
     @property
     def report(self) -> NodeReport:
         name, op = node_name(self.node), op_name(self.node)
-        return NodeReport(name, op, self.scope.location, self.reason or "")
+        return NodeReport(name, op, self.scope.location, self.reason or "", self.rule.name)
 
 
-def apply_rules(
-    model: ir.Model, proto: onnx.ModelProto, *, schedule: str
+class _Judgement:
+    """Which nodes of a model the rules are for, and which of these they accept."""
+
+    def __init__(self, model: ir.Model, proto: onnx.ModelProto, options: Options) -> None:
+        self.types = ValueTypes(model, proto)
+        self.calls = FunctionCalls(model)
+        self.found = [
+            _Found(scope, node, rule, self._reason(rule, node, options))
+            for scope in scopes(model)
+            for node in scope.graph
+            for rule in RULES
+            if rule.match(node)
+        ]
+        for item in self.found:
+            if item.reason is None and item.scope.function is not None:
+                accepted = [other.node for other in self.found if other.reason is None]
+                item.reason = self.calls.obstacle(item.scope.function, accepted, self.types)
+
+    def _reason(self, rule: Rule, node: ir.Node, options: Options) -> str | None:
+        if rule.name in options.skip_rules:
+            return f"the rule {rule.name} is skipped, as was asked for"
+        return rule.check(node, self.types)
+
+
+def judge(
+    model: ir.Model, proto: onnx.ModelProto, options: Options
 ) -> tuple[tuple[NodeReport, ...], tuple[NodeReport, ...]]:
+    """The nodes that would be replaced, and those that would be left, with reasons.
+
+    Args:
+        model: The model, which stays as it is.
+        proto: The same model as it was read.
+        options: Which rules are skipped.
+    """
+    return _split(_Judgement(model, proto, options).found)
+
+
+def apply_rules(model: ir.Model, proto: onnx.ModelProto, options: Options) -> Changes:
     """Replaces every attention node that a rule accepts, in place.
 
     Args:
         model: The model to change.
         proto: The same model as it was read.
-        schedule: The operator's ``schedule`` attribute.
+        options: Which rules are skipped, and the operator's ``schedule`` attribute.
 
     Returns:
-        The nodes replaced, and the nodes left with their reasons.
+        The nodes replaced, and the nodes left with their reasons; none replaced where the model
+        holds the operator already.
 
     Raises:
-        LeanAttentionError: No node was replaced; the message says what the model holds instead.
+        LeanAttentionError: No node was replaced, and none was before; the message says what the
+            model holds instead.
     """
-    types = ValueTypes(model, proto)
-    calls = FunctionCalls(model)
-    found = [
-        _Found(scope, node, rule, rule.check(node, types))
-        for scope in scopes(model)
-        for node in scope.graph
-        for rule in RULES
-        if rule.match(node)
-    ]
-    for item in found:
-        if item.reason is None and item.scope.function is not None:
-            accepted = [other.node for other in found if other.reason is None]
-            item.reason = calls.obstacle(item.scope.function, accepted, types)
-    if all(item.reason for item in found):
-        raise LeanAttentionError(_why_nothing(model, [item.report for item in found]))
-
-    reports = [item.report for item in found]
-    for item in found:
+    before = count_ops(model)
+    judgement = _Judgement(model, proto, options)
+    replaced, left = _split(judgement.found)
+    if not replaced and not any(op.startswith(f"{DOMAIN}::") for op in before):
+        raise LeanAttentionError(_why_nothing(before, left))
+    for item in judgement.found:
         if item.reason is None:
-            item.rule.rewrite(item.node, types, schedule)
+            item.rule.rewrite(item.node, judgement.types, options.schedule)
             model.graph.opset_imports[DOMAIN] = OPSET_VERSION
             if item.scope.function is not None:
                 item.scope.function.opset_imports[DOMAIN] = OPSET_VERSION
-                calls.declare_outputs(item.scope.function, types)
-    replaced = tuple(report for report in reports if not report.reason)
-    return replaced, tuple(report for report in reports if report.reason)
+                judgement.calls.declare_outputs(item.scope.function, judgement.types)
+    return Changes(replaced, left, before, count_ops(model))
 
 
-def _why_nothing(model: ir.Model, left: list[NodeReport]) -> str:
+def _split(found: list[_Found]) -> tuple[tuple[NodeReport, ...], tuple[NodeReport, ...]]:
+    reports = [item.report for item in found]
+    accepted = tuple(report for report in reports if not report.reason)
+    return accepted, tuple(report for report in reports if report.reason)
+
+
+def _why_nothing(ops: Counter[str], left: tuple[NodeReport, ...]) -> str:
     """One line on a model without a node to replace: what it holds instead."""
-    ops = Counter(op_name(node) for scope in scopes(model) for node in scope.graph)
     reasons = "; ".join(
         f"{len(nodes)} because {reason} ({nodes[0]}{', ...' if len(nodes) > 1 else ''})"
         for reason, nodes in by_reason(left).items()
     )
-    done = sum(count for op, count in ops.items() if op.startswith(f"{DOMAIN}::"))
-    if done:
-        message = f"is already rewritten: {done} of its nodes are LeanAttention's"
-        return f"{message}; left stock: {reasons}" if left else message
     if left:
         return f"has no attention node that can be replaced; left stock: {reasons}"
     attention = [op for op in ops if "attention" in op.lower()]

@@ -17,6 +17,7 @@ from lean_attention.errors import LeanAttentionError
 
 __all__ = [
     "check_destination",
+    "check_source",
     "link_or_copy",
     "make_folders",
     "make_writable",
@@ -29,16 +30,25 @@ COPY_CHUNK_BYTES = 16 << 20
 PROGRESS_FROM_BYTES = 256 << 20
 
 
+def check_source(source: Path) -> None:
+    """Refuses a source that is not there.
+
+    Raises:
+        LeanAttentionError: The message says what to give instead.
+    """
+    if not source.exists():
+        raise LeanAttentionError(
+            f"there is no model at {source}; give a model file or a folder with genai_config.json"
+        )
+
+
 def check_destination(source: Path, destination: Path) -> None:
     """Refuses a source that is not there and a destination that is already taken.
 
     Raises:
         LeanAttentionError: The message says which, and what to do.
     """
-    if not source.exists():
-        raise LeanAttentionError(
-            f"there is no model at {source}; give a model file or a folder with genai_config.json"
-        )
+    check_source(source)
     if destination.exists() and destination.samefile(source):
         raise LeanAttentionError(
             f"{destination} is the source itself; name another destination, the source stays as "

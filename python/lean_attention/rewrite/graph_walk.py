@@ -1,11 +1,12 @@
 """Every graph of a model, and where it lies."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-__all__ = ["Scope", "node_name", "op_name", "scopes"]
+__all__ = ["Scope", "count_ops", "node_name", "op_name", "scopes"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ def node_name(node: ir.Node) -> str:
 def op_name(node: ir.Node) -> str:
     """Domain and operator, as ``com.microsoft::GroupQueryAttention``."""
     return f"{node.domain or 'ai.onnx'}::{node.op_type}"
+
+
+def count_ops(model: ir.Model) -> Counter[str]:
+    """How many nodes of each operator a model has, in subgraphs and functions too."""
+    return Counter(op_name(node) for scope in scopes(model) for node in scope.graph)
 
 
 def _nested(scope: Scope) -> Iterator[Scope]:

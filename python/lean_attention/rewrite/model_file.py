@@ -10,12 +10,13 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 
 from lean_attention.errors import LeanAttentionError
 from lean_attention.rewrite.apply import apply_rules
-from lean_attention.rewrite.files import link_or_copy, make_folders, staging_folder
 from lean_attention.rewrite.graph_walk import scopes
+from lean_attention.rewrite.options import Options
 from lean_attention.rewrite.proto_check import check_proto
-from lean_attention.rewrite.report import NodeReport, RewriteResult
+from lean_attention.rewrite.report import Changes
+from lean_attention.rewrite.restore import restore_nodes
 
-__all__ = ["ModelFile", "check_location", "rewrite_file"]
+__all__ = ["ModelFile", "check_location", "external_locations", "read_proto"]
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,7 @@ class ModelFile:
             LeanAttentionError: The file is not an ONNX model or not one that can be kept whole,
                 or a data file is missing, too short, or outside the model's folder.
         """
-        proto = onnx.ModelProto()
-        try:
-            proto.ParseFromString(path.read_bytes())
-        except DecodeError as error:
-            raise LeanAttentionError(
-                f"{path} is not an ONNX model ({error}); export or download it again"
-            ) from error
-        if not proto.ir_version or not proto.graph.node:
-            raise LeanAttentionError(
-                f"{path} is not an ONNX model (it holds no graph); export or download it again"
-            )
+        proto = read_proto(path)
         if proto.training_info or proto.graph.sparse_initializer:
             raise LeanAttentionError(
                 f"{path} holds training information or sparse initializers, which a rewrite would "
@@ -70,10 +61,12 @@ class ModelFile:
         """The data files that tensors refer to, relative to the model's folder, sorted."""
         return sorted({str(tensor.location) for tensor in self._external_tensors()})
 
-    def rewrite(self, *, schedule: str) -> tuple[tuple[NodeReport, ...], tuple[NodeReport, ...]]:
-        """Replaces the attention nodes, in place; see ``apply_rules``."""
+    def change(self, options: Options) -> Changes:
+        """Replaces or restores the attention nodes, in place; see ``apply_rules``."""
+        if options.restore:
+            return restore_nodes(self.model)
         try:
-            return apply_rules(self.model, self.proto, schedule=schedule)
+            return apply_rules(self.model, self.proto, options)
         except LeanAttentionError as error:
             raise LeanAttentionError(f"{self.path} {error}") from error
 
@@ -118,6 +111,36 @@ class ModelFile:
                 )
 
 
+def read_proto(path: Path) -> onnx.ModelProto:
+    """Reads the structure of a model file.
+
+    Raises:
+        LeanAttentionError: The file is not an ONNX model.
+    """
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(path.read_bytes())
+    except DecodeError as error:
+        raise LeanAttentionError(
+            f"{path} is not an ONNX model ({error}); export or download it again"
+        ) from error
+    if not proto.ir_version or not proto.graph.node:
+        raise LeanAttentionError(
+            f"{path} is not an ONNX model (it holds no graph); export or download it again"
+        )
+    return proto
+
+
+def external_locations(proto: onnx.ModelProto) -> set[str]:
+    """The data files that a model's weights are in, relative to the model's folder."""
+    return {
+        entry.value
+        for tensor in proto.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
 def check_location(referrer: Path, location: str) -> Path:
     """The file that a relative path names beside the file that refers to it.
 
@@ -131,57 +154,6 @@ def check_location(referrer: Path, location: str) -> Path:
             "files beside the model are read"
         )
     return referrer.parent / relative
-
-
-def rewrite_file(source: Path, destination: Path, *, schedule: str) -> RewriteResult:
-    """Rewrites a model file; its data files are linked to the destination's folder.
-
-    Args:
-        source: The model file, an absolute path.
-        destination: The file to write, an absolute path where nothing is yet.
-        schedule: The operator's ``schedule`` attribute.
-
-    Raises:
-        LeanAttentionError: See ``lean_attention.rewrite``.
-    """
-    if not destination.suffix:
-        raise LeanAttentionError(
-            f"{source.name} is a file, so the destination must be one too: name it, for example "
-            f"{destination / source.name}"
-        )
-    file = ModelFile.read(source)
-    replaced, left = file.rewrite(schedule=schedule)
-    missing = [
-        location for location in file.data_locations() if not _shared(file, destination, location)
-    ]
-    with staging_folder(destination) as (staging, undo):
-        for location in missing:
-            staged, target = staging / location, destination.parent / location
-            staged.parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(source.parent / location, staged)
-            make_folders(target.parent, undo)
-            undo.callback(target.unlink, missing_ok=True)
-            staged.rename(target)
-        file.write(staging / destination.name)
-        (staging / destination.name).rename(destination)
-    return RewriteResult(source, destination, replaced, left)
-
-
-def _shared(file: ModelFile, destination: Path, location: str) -> bool:
-    """Whether the destination's folder has the data file already."""
-    target = destination.parent / location
-    if target == destination:
-        raise LeanAttentionError(
-            f"{destination} is the name of the model's data file; name another destination"
-        )
-    if not target.exists() and not target.is_symlink():
-        return False
-    if not target.exists() or not target.samefile(file.path.parent / location):
-        raise LeanAttentionError(
-            f"{target} exists and is not the data file of {file.path}; name a destination in "
-            "another folder, or remove it"
-        )
-    return True
 
 
 def _root_cause(error: BaseException) -> str:

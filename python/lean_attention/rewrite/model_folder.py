@@ -14,25 +14,27 @@ from lean_attention.rewrite.files import (
     staging_folder,
 )
 from lean_attention.rewrite.model_file import ModelFile, check_location
+from lean_attention.rewrite.options import Options
+from lean_attention.rewrite.outcome import check, unchanged
 from lean_attention.rewrite.report import RewriteResult
 
-__all__ = ["GENAI_CONFIG", "rewrite_folder"]
+__all__ = ["GENAI_CONFIG", "find_decoder", "rewrite_folder"]
 
 GENAI_CONFIG = "genai_config.json"
 # Smaller files are copied, so that editing one in the new folder leaves the source alone.
 LINK_FROM_BYTES = 16 << 20
 
 
-def rewrite_folder(source: Path, destination: Path, *, schedule: str) -> RewriteResult:
+def rewrite_folder(source: Path, destination: Path, options: Options) -> RewriteResult:
     """Rewrites the decoder of a model folder and makes the folder load the operator library.
 
     onnxruntime-genai accepts a library only by its bare name and inside the model folder, so the
-    library is copied in.
+    library is copied in; a folder that is restored has neither any more.
 
     Args:
         source: The model folder, an absolute path.
         destination: The folder to write, an absolute path where nothing is yet.
-        schedule: The operator's ``schedule`` attribute.
+        options: What is asked for.
 
     Raises:
         LeanAttentionError: See ``lean_attention.rewrite``.
@@ -44,16 +46,16 @@ def rewrite_folder(source: Path, destination: Path, *, schedule: str) -> Rewrite
         )
     config_path = source / GENAI_CONFIG
     config, decoder = _read_config(config_path)
-    path = check_location(config_path, decoder["filename"])
-    if not path.is_file():
-        raise LeanAttentionError(
-            f"{config_path} names the model {path.name!r}, which is not there; put it back"
-        )
-    file = ModelFile.read(path)
-    replaced, left = file.rewrite(schedule=schedule)
-    _name_library(config_path, decoder)
+    file = ModelFile.read(_decoder_path(config_path, decoder))
+    changes = file.change(options)
+    if not changes.replaced:
+        return unchanged(source, destination, changes, options)
+    if options.restore:
+        _forget_library(decoder)
+    else:
+        _name_library(config_path, decoder)
     config_text = _config_text(config_path, config)
-    library = get_library_path()
+    library = None if options.restore else get_library_path()
 
     data = {file.path.parent / location for location in file.data_locations()}
     rewritten = {file.path, config_path, source / LIBRARY_NAME}
@@ -71,11 +73,34 @@ def rewrite_folder(source: Path, destination: Path, *, schedule: str) -> Rewrite
         shutil.copytree(source, staging, copy_function=place, dirs_exist_ok=True)
         # The copies have the modes of their sources, which may be read-only.
         make_writable(staging)
-        file.write(staging / file.path.relative_to(source))
-        shutil.copy(library, staging / LIBRARY_NAME)
+        staged = staging / file.path.relative_to(source)
+        file.write(staged)
+        if library is not None:
+            shutil.copy(library, staging / LIBRARY_NAME)
         (staging / GENAI_CONFIG).write_text(config_text, encoding="utf-8")
+        result = check(file, staged, source, destination, changes, options)
         move_folder(staging, destination)
-    return RewriteResult(source, destination, replaced, left)
+    return result
+
+
+def find_decoder(source: Path) -> Path:
+    """The decoder's model file in a model folder.
+
+    Raises:
+        LeanAttentionError: The folder has no configuration, or that names no such file.
+    """
+    config_path = source / GENAI_CONFIG
+    _, decoder = _read_config(config_path)
+    return _decoder_path(config_path, decoder)
+
+
+def _decoder_path(config_path: Path, decoder: dict[str, Any]) -> Path:
+    path = check_location(config_path, decoder["filename"])
+    if not path.is_file():
+        raise LeanAttentionError(
+            f"{config_path} names the model {path.name!r}, which is not there; put it back"
+        )
+    return path
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -118,6 +143,12 @@ def _name_library(path: Path, decoder: dict[str, Any]) -> None:
             "only one"
         )
     options["custom_ops_library"] = LIBRARY_NAME
+
+
+def _forget_library(decoder: dict[str, Any]) -> None:
+    options = decoder.get("session_options")
+    if isinstance(options, dict) and options.get("custom_ops_library") == LIBRARY_NAME:
+        del options["custom_ops_library"]
 
 
 def _config_text(path: Path, config: dict[str, Any]) -> str:

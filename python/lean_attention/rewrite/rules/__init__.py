@@ -15,13 +15,22 @@ __all__ = ["RULES", "Rule"]
 
 
 class Rule(Protocol):
-    """Replaces one kind of attention node."""
+    """Replaces one kind of attention node.
+
+    Attributes:
+        name: Of the rule, as ``--skip-rule`` takes it.
+    """
+
+    name: str
 
     def match(self, node: ir.Node) -> bool:
         """Whether this rule is the one for the node."""
 
     def check(self, node: ir.Node, types: ValueTypes) -> str | None:
-        """Why the node must be left as it is, as a clause; None where it can be replaced."""
+        """Why the node must be left as it is; None where it can be replaced.
+
+        A clause, and after a semicolon what a user can do about it.
+        """
 
     def rewrite(self, node: ir.Node, types: ValueTypes, schedule: str) -> None:
         """Replaces a node that passed the check, in place."""

@@ -11,9 +11,15 @@ import onnx_ir as ir
 from lean_attention.rewrite.gqa_node import (
     ATTRIBUTE_TYPES,
     DECIDING_ATTRIBUTES,
+    DOMAIN,
+    OP_TYPE,
+    OPSET_VERSION,
+    STOCK_DOMAIN,
+    STOCK_OP_TYPE,
     Input,
     Output,
     attribute,
+    head_size,
     heads,
     input_of,
     number,
@@ -23,9 +29,6 @@ from lean_attention.rewrite.value_types import ValueTypes
 
 __all__ = ["DOMAIN", "OPSET_VERSION", "OP_TYPE", "SCHEDULES", "GroupQueryAttention"]
 
-DOMAIN = "com.leanattention"
-OP_TYPE = "LeanGroupQueryAttention"
-OPSET_VERSION = 1
 SCHEDULES = ("auto", "lean", "fixed_split", "direct", "stock")
 
 SUPPORTED_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -33,6 +36,16 @@ SUPPORTED_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 CACHE_BITS = {ir.DataType.INT8: 8, ir.DataType.FLOAT8E4M3FN: 8, ir.DataType.UINT8: 4}
 QUANTISATIONS = ("NONE", "PER_TENSOR", "PER_CHANNEL")
 MAX_WINDOW = 2**31 - 1
+MAX_HEADS = 65536
+MAX_HEAD_SIZE = 4096
+DEFAULT_EPSILON = 1e-6
+# Inputs that mean nothing without each other.
+PAIRS = (
+    (Input.KEY, Input.VALUE),
+    (Input.PAST_KEY, Input.PAST_VALUE),
+    (Input.COS_CACHE, Input.SIN_CACHE),
+    (Input.Q_NORM_WEIGHT, Input.K_NORM_WEIGHT),
+)
 
 # Values of the schema's type T (activations) and T_CACHE, the likeliest to be declared first.
 ACTIVATION_INPUTS = (
@@ -43,6 +56,8 @@ ACTIVATION_INPUTS = (
     Input.SIN_CACHE,
     Input.HEAD_SINK,
     Input.ATTENTION_BIAS,
+    Input.Q_NORM_WEIGHT,
+    Input.K_NORM_WEIGHT,
 )
 CACHE_INPUTS = (Input.PAST_KEY, Input.PAST_VALUE)
 CACHE_OUTPUTS = (Output.PRESENT_KEY, Output.PRESENT_VALUE)
@@ -52,12 +67,14 @@ SCALES = {"k_scale": Input.K_SCALE, "v_scale": Input.V_SCALE}
 class GroupQueryAttention:
     """The rule for ONNX Runtime's own grouped-query attention."""
 
+    name = "group-query-attention"
+
     def match(self, node: ir.Node) -> bool:
         """Whether the node is a stock GroupQueryAttention."""
-        return node.domain == "com.microsoft" and node.op_type == "GroupQueryAttention"
+        return (node.domain, node.op_type) == (STOCK_DOMAIN, STOCK_OP_TYPE)
 
     def check(self, node: ir.Node, types: ValueTypes) -> str | None:
-        """Why the node must stay stock, as a clause; None where it can be replaced."""
+        """Why the node must stay stock, and what to do about it; None where it can be replaced."""
         return (
             _check_attribute_types(node)
             or _check_attributes(node)
@@ -83,7 +100,7 @@ def _check_attribute_types(node: ir.Node) -> str | None:
             if found.type != expected and not found.is_ref():
                 return (
                     f"its attribute {found.name} has the type {found.type.name.lower()}, not "
-                    f"{expected.name.lower()}"
+                    f"{expected.name.lower()}; ONNX Runtime refuses it as well, so correct it"
                 )
     return None
 
@@ -91,16 +108,29 @@ def _check_attribute_types(node: ir.Node) -> str | None:
 def _check_attributes(node: ir.Node) -> str | None:
     for name in DECIDING_ATTRIBUTES:
         if name in node.attributes and node.attributes[name].is_ref():
-            return f"its attribute {name} is set by each call of the function"
+            return (
+                f"its attribute {name} is set by each call of the function; inline the model's "
+                "functions first (onnx.inliner)"
+            )
     num_heads, kv_num_heads = heads(node)
     if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
-        return f"num_heads ({num_heads}) is not a multiple of kv_num_heads ({kv_num_heads})"
+        return (
+            f"num_heads ({num_heads}) is not a multiple of kv_num_heads ({kv_num_heads}); correct "
+            "the attributes"
+        )
+    if num_heads > MAX_HEADS:
+        return f"its num_heads is {num_heads}; the operator takes at most {MAX_HEADS}"
+    if (size := head_size(node)) is not None and size > MAX_HEAD_SIZE:
+        return f"its heads are of size {size}; the operator takes at most {MAX_HEAD_SIZE}"
     if attribute(node, "causal") != 1:
-        return "it attends in both directions (causal=0)"
+        return "it attends in both directions (causal=0); the operator is for causal attention"
     if attribute(node, "sliding_window_cache") != 0:
-        return "its cache holds a sliding window only (sliding_window_cache=1)"
+        return (
+            "its cache holds a sliding window only (sliding_window_cache=1); build it with "
+            "--extra_options windowed_kv_cache=false"
+        )
     if attribute(node, "qk_output") != 0:
-        return "it outputs its scores (qk_output)"
+        return "it outputs its scores (qk_output); export it without them"
     return _check_ranges(node) or _check_quantisation(node)
 
 
@@ -108,12 +138,19 @@ def _check_ranges(node: ir.Node) -> str | None:
     """Values that ONNX Runtime lets pass and the operator refuses when the model is loaded."""
     window = number(node, "local_window_size", -1)
     if window != -1 and not 1 <= window <= MAX_WINDOW:
-        return f"its local_window_size ({window}) is neither -1 nor between 1 and {MAX_WINDOW}"
+        return (
+            f"its local_window_size ({window}) is neither -1 nor between 1 and {MAX_WINDOW}; set "
+            "-1 for no window"
+        )
     if not math.isfinite(scale := number(node, "scale", 0.0)):
-        return f"its scale is {scale}"
+        return f"its scale is {scale}; correct it, or set 0 for 1 / sqrt(head size)"
     softcap = number(node, "softcap", 0.0)
     if not math.isfinite(softcap) or softcap < 0:
-        return f"its softcap is {softcap}"
+        return f"its softcap is {softcap}; correct it, or set 0 for none"
+    for name in ("q_norm_epsilon", "k_norm_epsilon"):
+        epsilon = number(node, name, number(node, "qk_norm_epsilon", DEFAULT_EPSILON))
+        if not (math.isfinite(epsilon) and epsilon > 0):
+            return f"its {name} is {epsilon}; correct it, it must be positive"
     return None
 
 
@@ -121,36 +158,46 @@ def _check_quantisation(node: ir.Node) -> str | None:
     """What the attributes say of the cache, apart from its type."""
     for name in ("k_quant_type", "v_quant_type"):
         if (found := _quantisation(node, name)) not in QUANTISATIONS:
-            return f"its {name} is {found!r}, not {', '.join(QUANTISATIONS[:2])} or PER_CHANNEL"
+            return (
+                f"its {name} is {found!r}, not {', '.join(QUANTISATIONS[:2])} or PER_CHANNEL; "
+                "quantise the cache in one of these ways"
+            )
     k_type, v_type = (_quantisation(node, name) for name in ("k_quant_type", "v_quant_type"))
     if k_type != v_type:
-        return f"its k_quant_type is {k_type} and its v_quant_type {v_type}"
+        return f"its k_quant_type is {k_type} and its v_quant_type {v_type}; make them equal"
     if k_type == "NONE":
         return None
     if any(input_of(node, past) is None for past in CACHE_INPUTS):
         return (
             f"its k_quant_type is {k_type} without a past_key and past_value, from which ONNX "
-            "Runtime takes the cache's type"
+            "Runtime takes the cache's type; connect them"
         )
     for name, scale in SCALES.items():
         if input_of(node, scale) is None:
-            return f"its k_quant_type is {k_type} and {name} is not connected"
+            return f"its k_quant_type is {k_type} and {name} is not connected; connect it"
     return None
 
 
 def _check_connections(node: ir.Node) -> str | None:
     if output_of(node, Output.OUTPUT_QK) is not None:
-        return "it outputs its scores (output_qk)"
-    if any(input_of(node, i) is not None for i in (Input.Q_NORM_WEIGHT, Input.K_NORM_WEIGHT)):
-        return "it normalises queries and keys (q_norm_weight, k_norm_weight)"
+        return "it outputs its scores (output_qk); export it without them"
+    for first, second in PAIRS:
+        if (input_of(node, first) is None) != (input_of(node, second) is None):
+            names = f"{first.name.lower()} and {second.name.lower()}"
+            return f"only one of {names} is connected; connect both, or none"
+    if input_of(node, Input.QUERY_SEQLENS) is not None and input_of(node, Input.PAST_KEY) is None:
+        return "query_seqlens is connected, and past_key and past_value are not; connect them"
     if all(output_of(node, present) is not None for present in CACHE_OUTPUTS):
         return None
     if any(input_of(node, past) is not None for past in CACHE_INPUTS):
         return (
             "past_key and past_value are connected but present_key and present_value are not, "
-            "with which ONNX Runtime itself returns wrong values"
+            "with which ONNX Runtime itself returns wrong values; make them outputs of the graph"
         )
-    return "present_key and present_value are not connected, and the operator writes both"
+    return (
+        "present_key and present_value are not connected, and the operator writes both; name these "
+        "outputs"
+    )
 
 
 def _check_types(node: ir.Node, types: ValueTypes) -> str | None:
@@ -158,7 +205,7 @@ def _check_types(node: ir.Node, types: ValueTypes) -> str | None:
     if activation is None or cache is None:
         where = "past_key" if cache is None else "query"
         return (
-            f"the model does not tell its element type: declare {where}'s, or run "
+            f"the model does not tell its element type; declare {where}'s, or run "
             "onnx.shape_inference first"
         )
     if activation not in SUPPORTED_TYPES:
@@ -168,7 +215,7 @@ def _check_types(node: ir.Node, types: ValueTypes) -> str | None:
         if cache != activation:
             return (
                 f"its cache is {_name(cache)} and its query {_name(activation)}, but its "
-                "k_quant_type NONE"
+                "k_quant_type NONE; give both one type, or quantise the cache"
             )
         expected = 0
     elif cache not in CACHE_BITS:
@@ -185,8 +232,7 @@ def _check_types(node: ir.Node, types: ValueTypes) -> str | None:
         expected = CACHE_BITS[cache]
     if bits != expected:
         return (
-            f"its kv_cache_bit_width is {bits}, and for a cache of {_name(cache)} it must be "
-            f"{expected}"
+            f"its kv_cache_bit_width is {bits}; for a cache of {_name(cache)} it must be {expected}"
         )
     return None
 
@@ -198,12 +244,12 @@ def _check_scales(node: ir.Node, types: ValueTypes) -> str | None:
         if (scale := input_of(node, index)) is None:
             continue
         if (dtype := types.common([scale])) not in (None, ir.DataType.FLOAT):
-            return f"its {name} is {_name(dtype)}, not float"
+            return f"its {name} is {_name(dtype)}, not float; ONNX Runtime takes no other"
         count, expected = _elements(scale), _scale_elements(node, quantisation)
         if expected is not None and count not in (None, expected):
             return (
-                f"its {name} has {count} elements, and with k_quant_type {quantisation} it must "
-                f"have {expected}"
+                f"its {name} has {count} elements; with k_quant_type {quantisation} it must have "
+                f"{expected}"
             )
     return None
 
