@@ -146,7 +146,8 @@ def assert_like_stock(
     with _moved(lean) as path:
         moved = OnnxDecoder(path).follow(prompts, mask, tokens, new)
     epsilon = float(np.finfo(_cache_type(OnnxDecoder(lean))).eps)
-    tolerance = np.abs(moved - found).max() + epsilon * np.abs(expected).max()
+    # Both models are off the truth, each by so much.
+    tolerance = 2 * (np.abs(moved - found).max() + epsilon * np.abs(expected).max())
     assert np.abs(found - expected).max() <= tolerance
     # Of two tokens as likely as each other, to rounding, either may be said.
     second, first = np.moveaxis(np.sort(expected, -1)[..., -2:], -1, 0)

@@ -186,10 +186,14 @@ def test_prompts_that_stock_has_not_are_refused_by_name() -> None:
 def test_what_the_host_sees_is_refused_by_name() -> None:
     case = ragged_case("float16", rotary_half=8)
     short = {name: case.feeds[name][:300] for name in ("cos_cache", "sin_cache")}
-    with pytest.raises(Exception, match=r"input cos_cache has shape \[300, 8\]; expected \[at least 301"):
+    with pytest.raises(
+        Exception, match=r"input cos_cache has shape \[300, 8\]; expected \[at least 301"
+    ):
         case.node.run(case.feeds | short)
     empty = {name: case.feeds[name][:0] for name in ("cos_cache", "sin_cache")}
-    with pytest.raises(Exception, match=r"input cos_cache has shape \[0, 8\]; expected \[at least 301"):
+    with pytest.raises(
+        Exception, match=r"input cos_cache has shape \[0, 8\]; expected \[at least 301"
+    ):
         case.node.run(case.feeds | empty)
     with pytest.raises(Exception, match="attention: input seqlens_k has shape"):
         case.node.run(case.feeds | {"seqlens_k": np.zeros(2, np.int32)})
