@@ -1,14 +1,19 @@
 """Attention written out as MatMul, Softmax, MatMul: torch.onnx before operator set 23."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import pytest
 
 from hand_made_attention import assert_same, feeds, mask_nodes, parsed
 from lean_attention import LeanAttentionError, rewrite
+from lean_attention.export.tokenizer import byte_tokenizer
+from lean_attention.rewrite.patterns import BUILDER, describe
 from onnx_decoder import assert_like_stock
-from phi_exports import export_with_torch
+from phi_exports import VOCABULARY, export_with_torch, phi_model
 from rewrite_models import save
 from test_sources_onnx import HEADS_APART, HEADS_TOGETHER, INPUTS, OUTPUTS, STEPS
 
@@ -119,16 +124,65 @@ def test_what_has_no_form_in_ours_is_left_with_the_reason(reason: str, tmp_path:
         rewrite(save(made, tmp_path / "stock.onnx"), tmp_path / "lean.onnx")
 
 
-@pytest.mark.parametrize(
-    "product",
-    [
-        "y = Mul (likely, likely)",
-        PLAIN + " likeliest = Identity (likely)",
-        ZEROED.replace("value_float = 0.0", "value_float = 0.5"),
-    ],
-)
-def test_a_softmax_of_another_use_is_not_attention(product: str, tmp_path: Path) -> None:
-    outputs = f"{OUTPUTS}, float[a,b,c,d] likeliest" if "likeliest" in product else OUTPUTS
-    made = parsed(body(product=product), INPUTS, outputs)
-    with pytest.raises(LeanAttentionError, match="nothing to rewrite"):
+def test_a_softmax_that_others_read_is_no_attention(tmp_path: Path) -> None:
+    made = parsed(
+        body(product=PLAIN + " likeliest = Identity (likely)"),
+        INPUTS,
+        f"{OUTPUTS}, float[a,b,c,d] likeliest",
+    )
+    with pytest.raises(LeanAttentionError, match="1 x MatMul → Add → Softmax → MatMul, as optimum"):
         rewrite(save(made, tmp_path / "stock.onnx"), tmp_path / "lean.onnx")
+
+
+HALF = ZEROED.replace("value_float = 0.0", "value_float = 0.5")
+CAST = PLAIN.replace("y = MatMul (likely", "cast = Cast <to = 1> (likely) y = MatMul (cast")
+SHAPES = {
+    "2 x MatMul → Add → Softmax → MatMul": body()
+    + "".join(
+        f"{line.replace('scores', 'scores2').replace('likely', 'likely2')}\n"
+        for line in ("scores = Add (product, bias)", "likely = Softmax (scores)")
+    )
+    + "z = MatMul (likely2, v4)",
+    "1 x MatMul → Add → Softmax → Where → MatMul": body(product=HALF),
+    "1 x MatMul → Add → Softmax → Cast → MatMul": body(product=CAST),
+    "1 x MatMul → Softmax → MatMul": body().replace(
+        "Softmax <axis = -1> (scores)", "Softmax <axis = -1> (product)"
+    ),
+}
+
+
+@pytest.mark.parametrize("line", SHAPES)
+def test_attention_written_out_is_named_with_a_better_export(line: str) -> None:
+    (found,) = describe(ir.from_proto(parsed(SHAPES[line], INPUTS, OUTPUTS)))
+    assert found.startswith(f"{line}, as optimum's exporter")
+    assert "without a cache" not in found
+    assert found.endswith(f"to have GroupQueryAttention instead: {BUILDER}")
+
+
+def test_a_model_without_caches_is_said_to_need_them() -> None:
+    made = parsed(
+        "p = MatMul (query, k) s = Softmax (p) output = MatMul (s, v)",
+        "float[S,8] query, float[8,S] k, float[S,8] v",
+        "float[S,8] output",
+    )
+    (found,) = describe(ir.from_proto(made))
+    assert "; without a cache, which a model that generates needs; to have" in found
+
+
+def test_the_advice_gives_a_model_with_group_query_attention(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime_genai", reason="needs the extra 'genai'")
+    phi_model("phi-4").save_pretrained(tmp_path / "source")
+    byte_tokenizer(VOCABULARY).save_pretrained(tmp_path / "source")
+    command = BUILDER.replace("MODEL", "source").replace("FOLDER", "built").split()
+    subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, check=True)
+    result = rewrite(tmp_path / "built", tmp_path / "lean", verify=False)
+    assert result.headline == "2 of 2 GroupQueryAttention nodes replaced"
+
+
+def test_a_router_is_no_attention() -> None:
+    made = parsed(
+        "p = MatMul (query, k) s = Softmax (p) output = Identity (s)",
+        "float[S,8] query, float[8,S] k",
+        "float[S,S] output",
+    )
+    assert describe(ir.from_proto(made)) == []

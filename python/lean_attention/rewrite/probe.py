@@ -21,6 +21,7 @@ Array = npt.NDArray[np.generic]
 # Larger constants are weights: they are not looked at, and stand for a dependence on the model.
 MAX_CONSTANT = 1 << 16
 WEIGHTS = "the model's weights"
+PRODUCTS = ("MatMul", "Gemm", "Einsum", "Conv")
 # What no shape tells.
 DEFAULT_HEADS, DEFAULT_WIDTH = 2, 4
 
@@ -62,7 +63,8 @@ class Probe:
         given: Values that the caller of ``run`` provides; what computes them is left out.
 
     Raises:
-        ProbeError: A node on the way has subgraphs, or belongs to no operator set of ONNX.
+        ProbeError: A node on the way has subgraphs, multiplies with the model's weights, or belongs
+            to no operator set of ONNX.
     """
 
     def __init__(self, values: Sequence[ir.Value], given: Collection[ir.Value] = ()) -> None:
@@ -92,9 +94,9 @@ class Probe:
         feeds = {name: _example(value, case) for name, value in self._inputs.items()}
         feeds |= {str(value.name): array for value, array in (given or {}).items()}
         feeds |= self._constants
-        if self._evaluator is None:
-            self._evaluator = self._compile()
         try:
+            if self._evaluator is None:
+                self._evaluator = self._compile()
             # Masks overflow to -inf on purpose.
             with np.errstate(all="ignore"):
                 results = self._evaluator.run(None, feeds)
@@ -126,6 +128,11 @@ class Probe:
             for a in node.attributes.values()
         ):
             raise ProbeError(f"it depends on a node of {node.op_type}, which chooses what to run")
+        if node.op_type in PRODUCTS and any(
+            WEIGHTS in self._reads[i] for i in node.inputs if i is not None
+        ):
+            # Large models would be computed layer by layer, for a shape at most.
+            raise ProbeError(f"it depends on hidden states, through {node.name or node.op_type}")
         self._nodes.append(node)
         reads: frozenset[str] = frozenset()
         if node.op_type not in ("Shape", "Size", "ConstantOfShape"):

@@ -83,6 +83,7 @@ def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
     past_key, past_value = inputs[_Input.PAST_KEY], inputs[_Input.PAST_VALUE]
     dtype = check_types(types, query, key, value, past_key, past_value, node.outputs[0])
     kv_num_heads = num_heads
+    rows: dict[ir.Value, tuple[int, int]] = {}
     presents: list[ir.Value | None] = [v if v.name else None for v in node.outputs[1:3]]
     if past_key is None or past_value is None:
         updates = [find_update(v, num_heads) for v in (key, value)]
@@ -91,6 +92,7 @@ def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
         (past_key, key), (past_value, value) = ((u.past, u.new) for u in updates if u)
         presents = [u.present for u in updates if u]
         kv_num_heads = updates[0].kv_num_heads
+        rows = {u.new: (u.kv_num_heads, u.head_size) for u in updates if u}
     presents += [None] * (2 - len(presents))
     return DecodeForm(
         query,
@@ -101,7 +103,7 @@ def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
         presents[0],
         presents[1],
         node.outputs[0],
-        _mask(node, inputs, dtype, types),
+        _mask(node, inputs, rows, dtype, types),
         num_heads,
         kv_num_heads,
         dtype,
@@ -112,6 +114,7 @@ def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
 def _mask(
     node: ir.Node,
     inputs: dict[_Input, ir.Value | None],
+    rows: dict[ir.Value, tuple[int, int]],
     dtype: ir.DataType,
     types: ValueTypes,
 ) -> Mask | None:
@@ -122,7 +125,7 @@ def _mask(
         )
     bias = inputs[_Input.ATTENTION_BIAS]
     if bias is not None:
-        return mask_of(bias, dtype, types, causal=causal)
+        return mask_of(bias, dtype, types, causal=causal, rows=rows)
     query = inputs[_Input.QUERY]
     assert query is not None
     if not causal and static_size(query, 1) != 1:

@@ -70,6 +70,7 @@ def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
     past_key, past_value = inputs[_Input.PAST_KEY], inputs[_Input.PAST_VALUE]
     presents: list[ir.Value | None] = [v if v.name else None for v in node.outputs[1:3]]
     causal = node.attributes.get_int("is_causal", 0) == 1
+    rows: dict[ir.Value, tuple[int, int]] = {}
     if past_key is None or past_value is None:
         updates = [find_update(v, kv_num_heads) for v in (key, value)]
         if updates[0] is None or updates[1] is None:
@@ -80,6 +81,7 @@ def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
         (past_key, key), (past_value, value) = ((u.past, u.new) for u in updates if u)
         presents = [u.present for u in updates if u]
         kv_num_heads = updates[0].kv_num_heads
+        rows = {u.new: (u.kv_num_heads, u.head_size) for u in updates if u}
     if num_heads % kv_num_heads:
         raise RefusalError(f"its {num_heads} heads are no multiple of {kv_num_heads} KV heads")
     presents += [None] * (2 - len(presents))
@@ -95,7 +97,7 @@ def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
         presents[0],
         presents[1],
         node.outputs[0],
-        None if mask is None else mask_of(mask, dtype, types, causal=causal),
+        None if mask is None else mask_of(mask, dtype, types, causal=causal, rows=rows),
         num_heads,
         kv_num_heads,
         dtype,
