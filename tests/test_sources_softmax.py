@@ -1,7 +1,5 @@
 """Attention written out as MatMul, Softmax, MatMul: torch.onnx before operator set 23."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import onnx
@@ -10,10 +8,9 @@ import pytest
 
 from hand_made_attention import assert_same, feeds, mask_nodes, parsed
 from lean_attention import LeanAttentionError, rewrite
-from lean_attention.export.tokenizer import byte_tokenizer
 from lean_attention.rewrite.patterns import BUILDER, describe
 from onnx_decoder import assert_like_stock
-from phi_exports import VOCABULARY, export_with_torch, phi_model
+from phi_exports import export_with_torch
 from rewrite_models import save
 from test_sources_onnx import HEADS_APART, HEADS_TOGETHER, INPUTS, OUTPUTS, STEPS
 
@@ -169,14 +166,14 @@ def test_a_model_without_caches_is_said_to_need_them() -> None:
     assert "; without a cache, which a model that generates needs; to have" in found
 
 
-def test_the_advice_gives_a_model_with_group_query_attention(tmp_path: Path) -> None:
+def test_the_advice_is_a_command_of_the_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime_genai", reason="needs the extra 'genai'")
-    phi_model("phi-4").save_pretrained(tmp_path / "source")
-    byte_tokenizer(VOCABULARY).save_pretrained(tmp_path / "source")
-    command = BUILDER.replace("MODEL", "source").replace("FOLDER", "built").split()
-    subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, check=True)
-    result = rewrite(tmp_path / "built", tmp_path / "lean", verify=False)
-    assert result.headline == "2 of 2 GroupQueryAttention nodes replaced"
+    from onnxruntime_genai.models import builder
+
+    monkeypatch.setattr("sys.argv", BUILDER.split()[2:])
+    read = builder.get_args()
+    assert (read.input, read.output, read.precision) == ("MODEL", "FOLDER", "int4")
+    assert read.execution_provider == "cpu"
 
 
 def test_a_router_is_no_attention() -> None:
