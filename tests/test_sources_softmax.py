@@ -121,17 +121,23 @@ def test_what_has_no_form_in_ours_is_left_with_the_reason(reason: str, tmp_path:
         rewrite(save(made, tmp_path / "stock.onnx"), tmp_path / "lean.onnx")
 
 
-def test_a_softmax_that_others_read_is_no_attention(tmp_path: Path) -> None:
-    made = parsed(
-        body(product=PLAIN + " likeliest = Identity (likely)"),
-        INPUTS,
-        f"{OUTPUTS}, float[a,b,c,d] likeliest",
-    )
-    with pytest.raises(LeanAttentionError, match="1 x MatMul → Add → Softmax → MatMul, as optimum"):
+HALF = ZEROED.replace("value_float = 0.0", "value_float = 0.5")
+OTHER_USES = {
+    "read by another node": (PLAIN + " more = Identity (likely)", "more"),
+    "an output of the model": (PLAIN, "likely"),
+    "rows without keys are a half": (HALF, ""),
+}
+
+
+@pytest.mark.parametrize("use", OTHER_USES)
+def test_a_softmax_of_another_use_is_left(use: str, tmp_path: Path) -> None:
+    product, output = OTHER_USES[use]
+    outputs = f"{OUTPUTS}, float[a,b,c,d] {output}" if output else OUTPUTS
+    made = parsed(body(product=product), INPUTS, outputs)
+    with pytest.raises(LeanAttentionError, match=r"1 x MatMul → Add → Softmax → .*as optimum"):
         rewrite(save(made, tmp_path / "stock.onnx"), tmp_path / "lean.onnx")
 
 
-HALF = ZEROED.replace("value_float = 0.0", "value_float = 0.5")
 CAST = PLAIN.replace("y = MatMul (likely", "cast = Cast <to = 1> (likely) y = MatMul (cast")
 SHAPES = {
     "2 x MatMul → Add → Softmax → MatMul": body()
