@@ -45,7 +45,8 @@ def theirs(folder: Path, prompt: Tokens, new_tokens: int) -> Tokens:
 
 def rewritten(stock: Path, folder: Path) -> Path:
     """Puts our operator into every layer of the real model."""
-    result = lean_attention.rewrite(stock, folder)
+    # The tests below compare them.
+    result = lean_attention.rewrite(stock, folder, verify=False)
     assert len(result.replaced) == 30
     assert not result.left
     return folder

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import weakref
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,11 @@ from lean_attention import LeanAttentionError, rewrite
 from lean_attention.rewrite import VerificationError, restore
 from lean_attention.rewrite.rules.group_query_attention import GroupQueryAttention
 from lean_attention.rewrite.verification import verify as verify_module
+from lean_attention.rewrite.verification.disturbance import disturb
+from lean_attention.rewrite.verification.interface import read_interface
+from lean_attention.rewrite.verification.scenarios import scenarios
 from lean_attention.rewrite.verification.session import CpuSession
-from rewrite_changes import retype
+from rewrite_changes import retype, set_attribute
 from rewrite_disk import listing
 
 VARIANTS = {
@@ -207,6 +211,66 @@ def test_model_of_which_nothing_can_be_said_names_the_obstacle(change, obstacle,
     assert (tmp_path / "new.onnx").exists()
 
 
+def test_inputs_that_the_source_refuses_are_told_and_the_others_compared(tmp_path):
+    made = models.decoder(layers=1)
+    # A batch of one alone can be added to a table of so many tokens.
+    table = numpy_helper.from_array(np.ones((1, 6, models.HIDDEN), np.float32), "table")
+    made.graph.initializer.append(table)
+    made.graph.node.insert(0, onnx.helper.make_node("Add", ["hidden", "table"], ["begin"]))
+    for node in made.graph.node[1:]:
+        node.input[:] = ["begin" if name == "hidden" else name for name in node.input]
+    result = rewrite(models.save(made, tmp_path / "source.onnx"), tmp_path / "new.onnx")
+    found = result.verification
+    assert found.passed
+    assert any("refuses 12, 7 new tokens in a batch of 2: " in line for line in found.refused)
+    assert "Add" in str(found)
+
+
+def rotated_outside(made: onnx.ModelProto) -> None:
+    """Rotates queries and keys by nodes of their own."""
+    made.graph.input.append(models.tensor("positions", TensorProto.INT64, ["B", "S"]))
+    for node in [n for n in made.graph.node if n.op_type == "GroupQueryAttention"]:
+        set_attribute(do_rotary=0)(node)
+        for index in (0, 1):
+            name, heads = node.input[index], (models.NUM_HEADS, models.KV_NUM_HEADS)[index]
+            rotate = onnx.helper.make_node(
+                "RotaryEmbedding",
+                [name, "positions", "cos", "sin"],
+                [f"{name}.rotated"],
+                domain="com.microsoft",
+                num_heads=heads,
+            )
+            made.graph.node.insert([*made.graph.node].index(node), rotate)
+            node.input[index] = f"{name}.rotated"
+        node.input[7:] = []
+
+
+def gathered_positions(made: onnx.ModelProto) -> None:
+    """Adds a learned embedding of each position, of which there are eight."""
+    made.graph.input.append(models.tensor("positions", TensorProto.INT64, ["B", "S"]))
+    table = np.ones((8, models.HIDDEN), np.float32)
+    made.graph.initializer.append(numpy_helper.from_array(table, "learned"))
+    for node in made.graph.node:
+        node.input[:] = ["begin" if name == "hidden" else name for name in node.input]
+    gather = onnx.helper.make_node("Gather", ["learned", "positions"], ["embedded"])
+    made.graph.node.insert(0, gather)
+    made.graph.node.insert(1, onnx.helper.make_node("Add", ["hidden", "embedded"], ["begin"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "rows"), [(rotated_outside, models.CACHE_ROWS), (gathered_positions, 8)]
+)
+def test_tables_of_positions_bound_every_length(change, rows, tmp_path):
+    made = models.decoder()
+    change(made)
+    source = models.save(made, tmp_path / "source.onnx")
+    found = rewrite(source, tmp_path / "new.onnx").verification
+    assert found.passed, str(found)
+    assert found.refused == ()
+    steps = [s for group in scenarios(read_interface(made), ragged=True) for s in group]
+    assert max(max(step.lengths) for step in steps) == rows
+
+
 def test_model_larger_than_the_memory_is_not_loaded(tmp_path):
     made = models.decoder()
     huge = made.graph.initializer.add(name="huge", data_type=TensorProto.FLOAT, dims=[1 << 38])
@@ -306,3 +370,28 @@ def test_command_fails_where_the_models_differ(tmp_path):
     assert run.stderr.startswith("error: the new model computes something else: ")
     assert run.stderr.count("\n") == 1
     assert sorted(listing(tmp_path)) == ["source.onnx"]
+
+
+def test_chained_steps_go_on_from_the_caches_that_came_out(tmp_path):
+    made = models.decoder(layers=1)
+    path = models.save(made, tmp_path / "source.onnx")
+    interface = read_interface(made)
+    chain = next(g for g in scenarios(interface, ragged=True) if any(s.chained for s in g))
+    session = CpuSession(path, interface, uses_library=False)
+    outputs = list(session.run(chain, 0, lambda: None))
+    assert len(outputs) == 3
+    for before, after in pairwise(outputs):
+        rows = before["present.0.key"].shape[2]
+        assert after["present.0.key"].shape[2] == rows + 1
+        np.testing.assert_array_equal(after["present.0.key"][:, :, :rows], before["present.0.key"])
+
+
+def test_inner_shapes_are_no_promise_to_the_disturbed_model():
+    made = models.decoder(layers=1)
+    wrong = models.tensor("attention.0", TensorProto.FLOAT, [7, 7, 7])
+    made.graph.value_info.append(wrong)
+    disturbed = disturb(made, {"com.microsoft::GroupQueryAttention"})
+    (kept,) = [value for value in disturbed.graph.value_info if value.name == "attention.0"]
+    assert kept.type.tensor_type.elem_type == TensorProto.FLOAT
+    assert not kept.type.tensor_type.HasField("shape")
+    assert list(disturbed.graph.output) == list(made.graph.output)

@@ -52,7 +52,7 @@ def prepare(precision: str, int4_activations: str | None) -> dict[str, Path]:
                 int4_activations=int4_activations,
                 report=lambda stage: console.print(f"  [dim]{stage}[/]"),
             )
-    # Written anew each time: it costs nothing, and carries the library as just built.
+    # Written anew each time: it takes seconds, and carries the library as just built.
     rewritten = folder.with_name(f"{folder.name}-lean")
     if rewritten.exists():
         shutil.rmtree(rewritten)

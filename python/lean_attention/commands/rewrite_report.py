@@ -105,3 +105,5 @@ def _print_verification(console: Console, found: Verification) -> None:
     console.print(Text(f"  verified on {found.runs} inputs in ONNX Runtime's CPU provider:"))
     for line in found.lines():
         console.print(Text(f"    {line}", style="" if line.passed else "bold red"))
+    for refusal in found.refused:
+        console.print(Text.assemble("    ", ("not compared", "yellow"), f": {refusal}"))

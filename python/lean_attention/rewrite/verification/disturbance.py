@@ -64,7 +64,21 @@ def disturb(proto: onnx.ModelProto, ops: Collection[str]) -> onnx.ModelProto:
         new = _NewNodes(f"lean_attention/disturbed{index}")
         result = new.erring(node.outputs[0], draw, error, version)
         _put_behind(scope, node, new, new.add("Cast", [result], to=dtype))
+    _forget_shapes(model)
     return ir.to_proto(model)
+
+
+def _forget_shapes(model: ir.Model) -> None:
+    """Takes back what a model declares of its inner shapes, which some exporters get wrong.
+
+    ONNX Runtime reuses memory by them. Where nothing fits, as it happens in the source, a wrong one
+    does no harm.
+    """
+    for scope in scopes(model):
+        for node in scope.graph:
+            for value in node.outputs:
+                if not value.is_graph_output():
+                    value.shape = None
 
 
 class _NewNodes:

@@ -56,6 +56,12 @@ OF_INPUT = {
     Input.QUERY_SEQLENS: Role.QUERY_SEQLENS,
 }
 PARTS = {Output.PRESENT_KEY: "present_key", Output.PRESENT_VALUE: "present_value"}
+# Where a node has the cosines of each position.
+TABLES: dict[tuple[str, str], int] = {
+    ("com.microsoft", "RotaryEmbedding"): 2,
+    ("", "RotaryEmbedding"): 1,
+    **dict.fromkeys(ATTENTION_OPS, Input.COS_CACHE),
+}
 GATHERS = {("", "Gather"), ("com.microsoft", "GatherBlockQuantized")}
 
 
@@ -102,7 +108,8 @@ class Interface:
         outputs: The names of all outputs, in order.
         caches: Those outputs that are caches.
         has_attention: Whether any node attends as GroupQueryAttention does, stock or ours.
-        rotary_rows: Rows of the shortest rotary table, which bound every length; None without.
+        rotary_rows: Rows of the shortest table of positions, which bound every length; None
+            without.
         window: The widest sliding window; None without.
     """
 
@@ -151,7 +158,10 @@ def read_interface(proto: onnx.ModelProto) -> Interface:
         role = roles.get(value) or _role(value, value in bounds, value in counted)
         feed = _feed(value, role, bounds.get(value))
         feeds.append(_sized(feed, sizes[value]) if value in sizes else feed)
-    tables = [constant_rows(value) for node in attention for value in _input(node, Input.COS_CACHE)]
+    tables = [feed.bound for feed in feeds if feed.role == Role.POSITION_IDS]
+    for node in every:
+        if (index := TABLES.get((node.domain, node.op_type))) is not None:
+            tables += [constant_rows(value) for value in _input(node, index)]
     windows = [number(node, "local_window_size", -1) for node in attention]
     return Interface(
         feeds=tuple(feeds),
@@ -163,7 +173,7 @@ def read_interface(proto: onnx.ModelProto) -> Interface:
     )
 
 
-def _input(node: ir.Node, index: Input) -> list[ir.Value]:
+def _input(node: ir.Node, index: int) -> list[ir.Value]:
     value = node.inputs[index] if index < len(node.inputs) else None
     return [] if value is None else [value]
 

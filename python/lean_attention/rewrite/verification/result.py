@@ -72,11 +72,13 @@ class Verification:
         outputs: One check for each output, in the model's order; empty where nothing was run.
         runs: On how many inputs both models were run.
         obstacle: Why nothing was compared; empty where it was.
+        refused: Inputs that the source itself refuses, with ONNX Runtime's reason.
     """
 
     outputs: tuple[OutputCheck, ...] = ()
     runs: int = 0
     obstacle: str = ""
+    refused: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -94,6 +96,7 @@ class Verification:
             "passed": self.passed,
             "obstacle": self.obstacle,
             "runs": self.runs,
+            "refused": list(self.refused),
             "outputs": [output.to_dict() for output in self.outputs],
         }
 
@@ -101,7 +104,7 @@ class Verification:
         """Why nothing was compared, or a line per output."""
         if self.obstacle:
             return f"not verified: {self.obstacle}"
-        return "\n".join(map(str, self.lines()))
+        return "\n".join([*map(str, self.lines()), *map(str, self.refused)])
 
     def lines(self) -> Iterator[OutputCheck]:
         """The checks to print: all, or of many caches the worst of each kind."""

@@ -49,23 +49,30 @@ def ancestors(values: Iterable[ir.Value]) -> set[ir.Value]:
 
 def constant_rows(value: ir.Value) -> int | None:
     """The first size of a constant table; of one that an If chooses, the larger."""
+    shape = _constant_shape(value)
+    return shape[0] if shape else None
+
+
+def _constant_shape(value: ir.Value) -> tuple[int, ...]:
+    """The sizes of a constant, the first of which is right after a Reshape too; empty: unknown."""
     value = origin(value)
     node = value.producer()
     if value.const_value is not None:
-        return _rows(value.const_value)
+        return tuple(value.const_value.shape.numpy())
     if node is None:
-        return None
+        return ()
     if node.op_type == "Constant" and "value" in node.attributes:
-        return _rows(node.attributes["value"].as_tensor())
-    if node.op_type == "DequantizeLinear" and node.inputs[0] is not None:
-        return constant_rows(node.inputs[0])
+        return tuple(node.attributes["value"].as_tensor().shape.numpy())
+    first = node.inputs[0] if node.inputs else None
+    if node.op_type == "DequantizeLinear" and first is not None:
+        return _constant_shape(first)
+    if node.op_type == "Transpose" and first is not None:
+        shape = _constant_shape(first)
+        order = node.attributes["perm"].as_ints() if "perm" in node.attributes else None
+        return tuple(shape[axis] for axis in order) if shape and order else shape[::-1]
     index = value.index() or 0
-    rows = [constant_rows(branch.outputs[index]) for branch in _branches(node)]
-    return max((row for row in rows if row is not None), default=None)
-
-
-def _rows(tensor: ir.TensorProtocol) -> int | None:
-    return int(tensor.shape.numpy()[0]) if tensor.shape.rank() else None
+    shapes = [_constant_shape(branch.outputs[index]) for branch in _branches(node)]
+    return max(shapes, default=())
 
 
 def _branches(node: ir.Node) -> Iterator[ir.Graph]:

@@ -105,7 +105,7 @@ def verify(
         except LeanAttentionError as error:
             return Verification(obstacle=str(error))
         if not checker.wanted:
-            return Verification(obstacle=f"the source model refuses its inputs: {checker.refusal}")
+            return Verification(obstacle=checker.refused[0])
         if blind := checker.without_numbers():
             return Verification(
                 obstacle=f"the source model's {blind} is not finite on random inputs"
@@ -122,7 +122,7 @@ class _Checker:
 
     def __init__(self, interface: Interface, groups: list[list[Step]], bits: int) -> None:
         self.wanted: dict[Run, dict[str, _Wanted]] = {}
-        self.refusal = ""
+        self.refused: list[str] = []
         self._outputs = interface.outputs
         self._kinds = {cache.present: cache.part for cache in interface.caches}
         self._groups = groups
@@ -142,7 +142,8 @@ class _Checker:
                     name: _Wanted(part, outputs[name].dtype) for name, part in parts.items()
                 }
         except RunError as error:
-            self.refusal = str(error)
+            step = steps[sum((group, index) in self.wanted for index in range(len(steps)))]
+            self.refused.append(f"the source model refuses {step.describe()}: {error}")
 
     def without_numbers(self) -> str:
         """The first output that never holds a finite number; empty where there is none."""
@@ -183,7 +184,7 @@ class _Checker:
         except RunError as error:
             raise RunError(f"ONNX Runtime does not run the rewritten model: {error}") from error
         checks = tuple(worst[name] for name in self._outputs)
-        return Verification(checks, runs=len(self.wanted))
+        return Verification(checks, len(self.wanted), refused=tuple(self.refused))
 
     def _runs(
         self, session: CpuSession, tick: Callable[[], None], more: Arrays | None = None
