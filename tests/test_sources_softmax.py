@@ -1,5 +1,6 @@
 """Attention written out as MatMul, Softmax, MatMul: torch.onnx before operator set 23."""
 
+import sys
 from pathlib import Path
 
 import onnx
@@ -27,6 +28,22 @@ def test_exports_of_torch_give_stocks_tokens(tmp_path: Path) -> None:
     assert not [n for n in nodes if n.op_type == "Concat" and "past" in n.input[0]]
     for lengths in ((12,), (12, 12), (12, 5, 9)):
         assert_like_stock(stock, lean, lengths=lengths)
+    fused = tmp_path / "fused.onnx"
+    result = rewrite(stock, fused, fuse=True)
+    assert len(result.replaced) == 2
+    assert "com.microsoft::SkipSimplifiedLayerNormalization" not in result.before
+    assert result.after["com.microsoft::SkipSimplifiedLayerNormalization"] == 4
+    assert_like_stock(stock, fused, lengths=(12, 12))
+
+
+def test_without_onnxscript_fusing_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = save(parsed(SAME["plain"], INPUTS, OUTPUTS), tmp_path / "stock.onnx")
+    monkeypatch.setitem(sys.modules, "onnxscript.rewriter.ort_fusions.erfgelu", None)
+    with pytest.raises(LeanAttentionError, match=r"pip install 'lean-attention\[genai\]'"):
+        rewrite(stock, tmp_path / "lean.onnx", fuse=True)
+    assert not (tmp_path / "lean.onnx").exists()
 
 
 # Nodes made by hand

@@ -15,6 +15,7 @@
 * ``masks.py``          what a mask hides, seen by running it
 * ``cache_update.py``   caches that the graph itself appends to
 * ``probe.py``          runs a piece of a model
+* ``fusion.py``         onnxscript's fusions around attention
 * ``patterns.py``       names attention that is written out in small nodes
 * ``files.py``          links, copies, and nothing half-written
 * ``verification/``     source and result run on the same inputs and compared
@@ -61,6 +62,7 @@ def rewrite(
     skip_rules: Iterable[str] = (),
     verify: bool = True,
     subfolder: str = "",
+    fuse: bool = False,
 ) -> RewriteResult:
     """Writes a copy of a model whose attention nodes are LeanAttention's.
 
@@ -89,6 +91,8 @@ def rewrite(
         skip_rules: Names of rules that are not applied.
         verify: Whether the models are compared.
         subfolder: A folder within the source.
+        fuse: Whether onnxscript first fuses norms and activations into ONNX Runtime's own
+            operators.
 
     Returns:
         Which nodes were replaced, which were left, and why. Of a model that is rewritten already
@@ -99,7 +103,7 @@ def rewrite(
         LeanAttentionError: The source cannot be read or has no node to replace, its data files
             are missing, or the destination cannot be written. Nothing is left behind then.
     """
-    options = Options(schedule=schedule, skip_rules=frozenset(skip_rules), verify=verify)
+    options = Options(schedule=schedule, skip_rules=frozenset(skip_rules), verify=verify, fuse=fuse)
     return _write(find_source(source, subfolder), destination, options)
 
 
