@@ -1,7 +1,7 @@
 """onnxscript's fusions for ONNX Runtime, before the rules: norms and activations.
 
 Attention itself is left to the rules, which take it as it is written. Rotary embeddings stay as
-they are too: of the exports that are tested, onnxscript 0.7 fuses none into ONNX Runtime's operator.
+they are too: onnxscript 0.7 fuses none of the exports that are tested into ONNX Runtime's operator.
 """
 
 import contextlib
