@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -39,6 +40,24 @@ def test_float16_exports_for_cpus_give_stocks_tokens(name: str, tmp_path: Path) 
     assert not [n.name for n in nodes if "repeat_kv" in n.name and n.op_type == "Expand"]
     for lengths in ((12,), (12, 12), (12, 5, 9)):
         assert_like_stock(stock, lean, lengths=lengths)
+
+
+def test_onnxruntime_genai_runs_a_rewritten_folder(tmp_path: Path) -> None:
+    genai = pytest.importorskip("onnxruntime_genai", reason="needs the extra 'genai'")
+    stock = build("phi-2", "fp16", "cpu", tmp_path)
+    rewrite(stock, tmp_path / "lean")
+    prompts = np.array([[5, 9, 33, 70, 12, 8], [99, 9, 133, 70, 120, 8]], np.int32)
+    said = []
+    for folder in (stock, tmp_path / "lean"):
+        params = genai.GeneratorParams(genai.Model(str(folder)))
+        params.set_search_options(max_length=24, do_sample=False, batch_size=2)
+        generator = genai.Generator(genai.Model(str(folder)), params)
+        generator.append_tokens(prompts)
+        while not generator.is_done():
+            generator.generate_next_token()
+        said.append([generator.get_sequence(row).tolist() for row in range(2)])
+    assert said[0] == said[1]
+    assert len(set(said[0][0][6:])) > 3
 
 
 def test_bfloat16_exports_for_cpus_are_rewritten(tmp_path: Path) -> None:
