@@ -14,7 +14,7 @@ from phi_exports import build
 pytest.importorskip("onnxruntime_genai", reason="needs the extra 'genai'")
 
 # Activations stay floats: quantised to int8 they would amplify the last bit.
-INT4 = ("accuracy_level=1",)
+QUANTISED = ("accuracy_level=1",)
 PHIS = ("phi-2", "phi-3", "phi-3.5", "phi-4", "phi-4-mini")
 RUNNABLE = [
     *((name, "fp32", "cpu") for name in PHIS),
@@ -22,6 +22,7 @@ RUNNABLE = [
     ("phi-2", "int4", "cpu"),
     ("phi-4-mini", "int4", "cpu"),
     ("phi-4-mini", "int4", "cuda"),
+    ("phi-4-mini", "int8", "cpu"),
 ]
 # ONNX Runtime's CPU provider lacks bfloat16's MatMul, and PhiMoE's experts (QMoE with three
 # weights): of these the graph alone is checked.
@@ -33,7 +34,7 @@ NOT_RUNNABLE = [
 
 
 def exported(name: str, precision: str, provider: str, folder: Path, *more: str) -> Path:
-    options = [*more, *(INT4 if precision == "int4" else ())]
+    options = [*more, *(QUANTISED if precision.startswith("int") else ())]
     return build(name, precision, provider, folder, "windowed_kv_cache=false", *options)
 
 
