@@ -16,7 +16,7 @@ PIP := -m pip --disable-pip-version-check --no-input
 # optimum runs models whose KV heads are as many as their query heads.
 OPTIMUM_MODEL := .cache/models/phi-3-mini-128k-small
 # Those of the emulated library.
-GPU_TESTS := $(addprefix tests/test_gpu_,check.py kernels.py operator.py refusals.py)
+GPU_TESTS := $(addprefix tests/test_gpu_,arguments.py check.py kernels.py operator.py refusals.py)
 OPTIMUM_TESTS := tests/test_optimum.py tests/test_sources_optimum.py
 # Those of other environments.
 OTHER_TESTS := tests/test_cuda_provider.py $(OPTIMUM_TESTS)
@@ -24,7 +24,7 @@ LIBRARIES := $(abspath build/test/tests/cpp/liblean_attention)
 SOURCES := $(shell find ops cmake python models -type f -not -path '*/__pycache__/*') \
            CMakeLists.txt pyproject.toml
 
-.PHONY: demo test test-cpp test-emulator-full test-gpu-resources test-gpu-operator test-cuda-provider test-sanitizers test-python test-oldest test-optimum lint format setup clean
+.PHONY: demo test test-cpp test-emulator-full test-gpu-resources test-gpu-operator test-cuda-provider test-sanitizers test-python test-oldest test-optimum fuzz lint format setup clean
 
 demo: $(VENV)/.package
 	$(BIN)/python tools/demo.py
@@ -66,9 +66,13 @@ test-sanitizers: build/asan/.built build/tsan/.built
 test-python: $(VENV)/.package
 	$(BIN)/python -m pytest tests $(addprefix --ignore ,$(GPU_TESTS) $(OTHER_TESTS))
 
+# Random calls of the operator against the stock one: FUZZ_EXAMPLES (20,000), FUZZ_SEED.
+fuzz: $(VENV)/.package
+	PYTHONPATH=tests $(BIN)/python -m fuzz
+
 # The oldest ONNX Runtime that the library supports.
 test-oldest: $(VENV_OLDEST)/.package
-	$(VENV_OLDEST)/bin/python -m pytest tests/test_operator.py tests/test_operator_errors.py tests/test_schedules.py
+	$(VENV_OLDEST)/bin/python -m pytest $(addprefix tests/test_,operator.py operator_errors.py schedules.py sequences.py)
 
 test-optimum: $(VENV_OPTIMUM)/.package $(OPTIMUM_MODEL)
 	$(VENV_OPTIMUM)/bin/python -m pytest $(OPTIMUM_TESTS)

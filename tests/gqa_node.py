@@ -127,14 +127,14 @@ class Node:
         return run_session(self.session(feeds, op=op, threads=threads), feeds, shared=shared)
 
 
-def _to_value(array: NDArray[Any]) -> onnxruntime.OrtValue:
+def to_value(array: NDArray[Any]) -> onnxruntime.OrtValue:
     """Returns a tensor that holds a copy of an array."""
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
         array.copy(), ONNX_TYPES[array.dtype]
     )
 
 
-def _to_array(value: onnxruntime.OrtValue) -> NDArray[Any]:
+def to_array(value: onnxruntime.OrtValue) -> NDArray[Any]:
     """Returns a copy of a tensor; its own `numpy` refuses bfloat16 and float8."""
     array: NDArray[Any]
     foreign = {TensorProto.BFLOAT16: BFLOAT16, TensorProto.FLOAT8E4M3FN: FLOAT8}
@@ -159,9 +159,18 @@ def run_session(
     Returns:
         output [B, S, N * H], present_key and present_value [B, K, C, H] (of 4-bit integers H / 2).
     """
-    values = {name: _to_value(array) for name, array in feeds.items()}
+    return run_values(session, {k: to_value(v) for k, v in feeds.items()}, shared=shared)
+
+
+def run_values(
+    session: onnxruntime.InferenceSession,
+    values: dict[str, onnxruntime.OrtValue],
+    *,
+    shared: bool = False,
+) -> list[NDArray[Any]]:
+    """Runs a node's session, which may change the values of a shared buffer; see `run_session`."""
     if not shared:
-        return [_to_array(value) for value in session.run_with_ort_values(None, values)]
+        return [to_array(value) for value in session.run_with_ort_values(None, values)]
     binding = session.io_binding()
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
@@ -169,7 +178,7 @@ def run_session(
     for kind in ("key", "value"):
         binding.bind_ortvalue_output(f"present_{kind}", values[f"past_{kind}"])
     session.run_with_iobinding(binding)
-    return [_to_array(value) for value in binding.get_outputs()]
+    return [to_array(value) for value in binding.get_outputs()]
 
 
 @dataclass(frozen=True)
@@ -366,7 +375,7 @@ def needs_stock(major: int, minor: int) -> pytest.MarkDecorator:
     )
 
 
-def _unit_roundoff(dtype: np.dtype[Any]) -> float:
+def unit_roundoff(dtype: np.dtype[Any]) -> float:
     return {np.dtype(np.float32): 2.0**-24, np.dtype(np.float16): 2.0**-11, BFLOAT16: 2.0**-8}[
         dtype
     ]
@@ -395,7 +404,7 @@ def _assert_close(
     a rounding more or less. Padding needs only be finite.
     """
     step, dtype = case.step, case.feeds["query"].dtype
-    unit = _unit_roundoff(dtype)
+    unit = unit_roundoff(dtype)
     arithmetic = 2e-6 if step.bias is None else 4e-6
     moved = 4 * unit if step.cos is not None and dtype.itemsize == 2 else 0
     valid = np.arange(found.shape[1]) < step.queries[:, None]
@@ -426,7 +435,7 @@ def assert_matches_reference(
     assert results[0].dtype == dtype
     _assert_close(results[0], expected.output, case, errors=1, rounds_weights=rounds_weights)
     assert not results[0][np.arange(results[0].shape[1]) >= step.queries[:, None]].any()
-    rounding = 0.0 if step.key_format.bits else 2 * _unit_roundoff(dtype)
+    rounding = 0.0 if step.key_format.bits else 2 * unit_roundoff(dtype)
     # A norm adds a few roundings of float32.
     extra = 0.0 if step.k_norm is None or step.key_format.bits else 8 * 2.0**-24
     for present, wanted, allowed in zip(
@@ -464,7 +473,7 @@ def assert_matches_others(
         assert found.dtype == wanted.dtype
         assert found.shape == wanted.shape
         is_rotated = wanted is presents[0] and step.cos is not None
-        rounding = 2 * _unit_roundoff(output.dtype)
+        rounding = 2 * unit_roundoff(output.dtype)
         for b, (length, queries) in enumerate(zip(step.lengths, step.queries, strict=True)):
             rows = slice(length if queries < output.shape[1] else None)
             if is_rotated and not step.key_format.bits:

@@ -69,11 +69,17 @@ def test_tile_edges_match_the_reference_and_each_other(length: int, dtype: type)
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"local_window_size": 100}, {"sink": np.arange(6) / 3}, {"softcap": 3.0}],
+    [
+        {},
+        {"seqlens_k": [0, 1, 63, 64, 500], "capacity": 501},
+        {"local_window_size": 100},
+        {"sink": np.arange(6) / 3},
+        {"softcap": 3.0},
+    ],
     ids=str,
 )
 def test_fifty_orders_of_arrival_give_the_same_bits(changes: dict[str, Any]) -> None:
-    case = ragged_case(seqlens_k=[0, 1, 300, 1024, 3000], capacity=3001, **changes)
+    case = ragged_case(**{"seqlens_k": [0, 1, 300, 1024, 3000], "capacity": 3001, **changes})
     expected = run_kernel(case)
     for workers in WORKERS:
         for seed in range(1, 51):

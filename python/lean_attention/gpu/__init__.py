@@ -13,6 +13,9 @@ Tensors are PyTorch's, or arrays of any library with ``__cuda_array_interface__`
     workspace = gpu.Workspace()
     output = gpu.decode(step, workspace=workspace)
 
+A step goes to PyTorch's current stream, or to ``gpu.decode(step, stream=stream)``; `decode` says
+what must be ready there, and for how long.
+
 The library must have been built for GPUs: see `backend`.
 """
 

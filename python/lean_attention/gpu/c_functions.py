@@ -14,14 +14,18 @@ __all__ = [
     "DeviceError",
     "backend",
     "call",
+    "check_kind",
     "fill",
     "flag",
     "integer",
     "real",
     "require_backend",
+    "shown",
 ]
 
 _MESSAGE_BYTES = 1024
+_SHOWN_CHARACTERS = 100
+_LARGEST_SHOWN = 10**1000
 _DEVICE_ERROR = 5  # enum lean_attention_status
 
 
@@ -94,6 +98,38 @@ class CPlan(ctypes.Structure):
 Structure = TypeVar("Structure", CStep, CPlan)
 
 
+def shown(value: Any) -> str:
+    """Returns a value as a message shows it: in one line, not too long.
+
+    What is neither a number nor text nor made of these is only named: to show a tensor would wait
+    for the device, or read memory that is gone.
+    """
+    if not _is_plain(value):
+        return f"a value of type {type(value).__name__}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    # Python does not show integers of thousands of digits.
+    is_small = not isinstance(value, int) or abs(value) < _LARGEST_SHOWN
+    return value is None or (isinstance(value, (int, float, complex, str, bytes)) and is_small)
+
+
+def check_kind(name: str, value: Any, kind: type, *others: type) -> None:
+    """Refuses an argument that is of none of some types.
+
+    Raises:
+        LeanAttentionError: What it is, and what the first type is.
+    """
+    if not isinstance(value, (kind, *others)):
+        raise LeanAttentionError(
+            f"{name} is {type(value).__name__}; expected lean_attention.gpu.{kind.__name__}"
+        )
+
+
 def integer(name: str, value: Any, kind: type) -> int:
     """Returns a value as an argument of a C type; ctypes itself would cut off what does not fit.
 
@@ -102,10 +138,10 @@ def integer(name: str, value: Any, kind: type) -> int:
     """
     try:
         exact = operator.index(value)
-    except TypeError as error:
-        raise LeanAttentionError(f"{name} is {value!r}; expected an integer") from error
+    except (TypeError, ValueError, RuntimeError) as error:  # tensors without numbers differ
+        raise LeanAttentionError(f"{name} is {shown(value)}; expected an integer") from error
     if kind(exact).value != exact:
-        raise LeanAttentionError(f"{name} is {value}, which is out of range")
+        raise LeanAttentionError(f"{name} is {shown(exact)}, which is out of range")
     return exact
 
 
@@ -117,7 +153,7 @@ def flag(name: str, value: Any) -> bool:
     """
     if isinstance(value, (bool, int)) and value in (0, 1):
         return bool(value)
-    raise LeanAttentionError(f"{name} is {value!r}; expected True or False")
+    raise LeanAttentionError(f"{name} is {shown(value)}; expected True or False")
 
 
 def real(name: str, value: Any) -> float:
@@ -128,8 +164,8 @@ def real(name: str, value: Any) -> float:
     """
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise LeanAttentionError(f"{name} is {value!r}; expected a number") from error
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise LeanAttentionError(f"{name} is {shown(value)}; expected a number") from error
 
 
 def fill(structure: Structure, **values: Any) -> Structure:

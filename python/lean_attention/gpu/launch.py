@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from lean_attention.errors import LeanAttentionError
-from lean_attention.gpu.c_functions import DeviceError, call
+from lean_attention.gpu.c_functions import DeviceError, call, check_kind
 from lean_attention.gpu.planning import Plan, plan_of
 from lean_attention.gpu.step import Step
 from lean_attention.gpu.streams import current
@@ -31,11 +30,13 @@ def decode(
         plan: Of `lean_attention.gpu.plan`; None: the policy's.
         workspace: Of this stream; None: one for this launch.
         out: [B, S, N, H] of the query's type, where the result goes; None: a new tensor.
-        stream: A ``torch.cuda.Stream``, or the address of a cudaStream_t or hipStream_t. None: for
-            PyTorch's tensors its current stream, for others the stream of the query's
-            ``__cuda_array_interface__``, or else the default one. All tensors must be ready there,
-            and stay alive until it has done the step: what was made on another stream is to be
-            waited for, and PyTorch is to be told by ``Tensor.record_stream``.
+        stream: Where it is enqueued: a ``torch.cuda.Stream``, or the address of a cudaStream_t or
+            hipStream_t as an integer (``stream.cuda_stream`` of PyTorch, ``stream.ptr`` of CuPy; 0
+            is the default stream). None: for PyTorch's tensors its current stream, for others the
+            stream of the query's ``__cuda_array_interface__``, or else the default one. It must
+            belong to the tensors' device. All tensors must be ready there, and stay alive until it
+            has done the step: what was made on another stream is to be waited for, and PyTorch is
+            to be told by ``Tensor.record_stream``. The result is ready on this stream, too.
 
     Returns:
         [B, S, N, H], ``out`` if there is one.
@@ -44,9 +45,9 @@ def decode(
         LeanAttentionError: A tensor, number or plan is not what the kernel takes, there is no
             memory for the workspace, or the device reported an error.
     """
-    _check_kind("step", step, Step)
-    _check_kind("plan", plan, Plan, type(None))
-    _check_kind("workspace", workspace, Workspace, type(None))
+    check_kind("step", step, Step)
+    check_kind("plan", plan, Plan, type(None))
+    check_kind("workspace", workspace, Workspace, type(None))
     workspace = workspace or Workspace()
     query = view("query", step.query)
     with current(step.query, stream) as handle:
@@ -62,10 +63,3 @@ def decode(
             workspace.forget()
             raise
     return out
-
-
-def _check_kind(name: str, value: Any, kind: type, *others: type) -> None:
-    if not isinstance(value, (kind, *others)):
-        raise LeanAttentionError(
-            f"{name} is {type(value).__name__}; expected lean_attention.gpu.{kind.__name__}"
-        )

@@ -3,7 +3,7 @@
 import ctypes
 from dataclasses import dataclass
 
-from lean_attention.gpu.c_functions import CPlan, CStep, call, fill, flag, integer
+from lean_attention.gpu.c_functions import CPlan, CStep, call, check_kind, fill, flag, integer
 from lean_attention.gpu.step import Step
 from lean_attention.gpu.streams import current
 from lean_attention.kernels import Schedule
@@ -76,6 +76,7 @@ def plan(
     Raises:
         LeanAttentionError: The step, or the cut, is not what the kernel takes.
     """
+    check_kind("step", step, Step)
     c_step = step.c_step()
     with current(step.query, None):
         return plan_of(c_step, schedule=schedule, amount=amount, blocks=blocks)

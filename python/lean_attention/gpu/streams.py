@@ -1,5 +1,6 @@
 """Which stream a step goes to."""
 
+import ctypes
 import operator
 import sys
 from collections.abc import Iterator
@@ -7,7 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from lean_attention.errors import LeanAttentionError
-from lean_attention.gpu.tensors import Tensor, is_torch
+from lean_attention.gpu.c_functions import integer
+from lean_attention.gpu.tensors import Tensor, is_torch, namespace_of
 
 __all__ = ["current"]
 
@@ -30,24 +32,26 @@ def current(query: Tensor, stream: Any) -> AbstractContextManager[int | None]:
 
 def _address(stream: Any) -> int:
     try:
-        return operator.index(stream)
-    except TypeError:
+        address = operator.index(stream)
+    except (TypeError, ValueError, RuntimeError):
         raise LeanAttentionError(
             f"stream is {type(stream).__name__}; expected a torch.cuda.Stream with PyTorch's "
             "tensors, or an address"
         ) from None
+    return integer("stream", address, ctypes.c_uint64)
 
 
 @contextmanager
 def _current_of_torch(query: Tensor, stream: Any) -> Iterator[int | None]:
+    cuda = sys.modules["torch"].cuda
+    is_named = stream is not None and not isinstance(stream, cuda.Stream)
+    address = _address(stream) if is_named else 0
     if query.device.type != "cuda":
         yield None
         return
-    cuda = sys.modules["torch"].cuda
     if stream is None:
         stream = cuda.current_stream(query.device)
-    elif not isinstance(stream, cuda.Stream):
-        address = _address(stream)
+    elif is_named:
         stream = (
             cuda.ExternalStream(address, device=query.device)
             if address
@@ -62,10 +66,11 @@ def _current_of_torch(query: Tensor, stream: Any) -> Iterator[int | None]:
 @contextmanager
 def _current_of_others(query: Tensor, stream: Any) -> Iterator[int | None]:
     if stream is None:
-        yield query.__cuda_array_interface__.get("stream")
+        stream = query.__cuda_array_interface__.get("stream")
+        yield None if stream is None else _address(stream)
         return
     address = _address(stream)
     # CuPy allocates and clears on its current stream.
-    cuda = getattr(getattr(query, "__array_namespace__", lambda: None)(), "cuda", None)
-    with cuda.ExternalStream(address) if cuda is not None else nullcontext():
+    external = getattr(getattr(namespace_of(query), "cuda", None), "ExternalStream", None)
+    with nullcontext() if external is None else external(address):
         yield address

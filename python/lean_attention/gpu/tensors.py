@@ -3,14 +3,16 @@
 None of these libraries is imported: whoever has a tensor of one has imported it.
 """
 
+import ctypes
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lean_attention.errors import LeanAttentionError
-from lean_attention.gpu.c_functions import backend, require_backend
+from lean_attention.gpu.c_functions import backend, integer, require_backend, shown
 
-__all__ = ["DeviceTensor", "Tensor", "empty", "is_torch", "view", "zeros"]
+__all__ = ["DeviceTensor", "Tensor", "empty", "is_torch", "namespace_of", "view", "zeros"]
 
 Tensor = Any
 
@@ -83,17 +85,36 @@ def view(name: str, tensor: Tensor) -> DeviceTensor:
     """
     require_backend()
     if is_torch(tensor):
-        found = _view_torch(name, tensor)
-    elif hasattr(tensor, "__cuda_array_interface__"):
-        found = _view_interface(name, tensor.__cuda_array_interface__)
+        try:
+            found = _view_torch(name, tensor)
+        except (RuntimeError, ValueError) as error:  # nested, fake and uninitialised ones
+            reason = str(error).partition("\n")[0]
+            raise LeanAttentionError(
+                f"{name} is a {type(tensor).__name__} without memory of its own: {reason}"
+            ) from error
     else:
+        found = _view_interface(name, _interface_of(name, tensor))
+    if 0 in found.shape:
+        raise LeanAttentionError(f"{found}; it must not be empty")
+    if found.pointer == 0:
+        raise LeanAttentionError(f"{found}; it has no memory")
+    return found
+
+
+def _interface_of(name: str, tensor: Tensor) -> Mapping[str, Any]:
+    try:
+        interface = tensor.__cuda_array_interface__
+    except Exception as error:  # as its library sees fit, where it is in the host's memory
         raise LeanAttentionError(
             f"{name} is {type(tensor).__name__}; expected a tensor of PyTorch, or an array with "
             "__cuda_array_interface__"
+        ) from error
+    if not isinstance(interface, Mapping) or not {"shape", "typestr", "data"} <= interface.keys():
+        raise LeanAttentionError(
+            f"{name} has the __cuda_array_interface__ {shown(interface)}; expected a dictionary "
+            "with shape, typestr and data"
         )
-    if 0 in found.shape:
-        raise LeanAttentionError(f"{found}; it must not be empty")
-    return found
+    return interface
 
 
 def _view_torch(name: str, tensor: Tensor) -> DeviceTensor:
@@ -115,20 +136,32 @@ def _view_torch(name: str, tensor: Tensor) -> DeviceTensor:
     )
 
 
-def _view_interface(name: str, interface: dict[str, Any]) -> DeviceTensor:
-    shape = tuple(interface["shape"])
-    kind, data = interface["typestr"], interface["data"]
-    if kind not in _TYPE_NAMES or data is None or interface.get("mask") is not None:
+def _integers(name: str, values: Any) -> tuple[int, ...]:
+    try:
+        return tuple(integer(name, value, ctypes.c_int64) for value in values)
+    except TypeError:
+        raise LeanAttentionError(f"{name} is {shown(values)}; expected integers") from None
+
+
+def _view_interface(name: str, interface: Mapping[str, Any]) -> DeviceTensor:
+    kind, data, mask = interface["typestr"], interface["data"], interface.get("mask")
+    is_address = isinstance(data, tuple) and len(data) == 2
+    if not isinstance(kind, str) or kind not in _TYPE_NAMES or not is_address or mask is not None:
         raise LeanAttentionError(
-            f"{name} has the type {kind!r}, data {data} and mask {interface.get('mask')}; expected "
-            f"one of {', '.join(_TYPE_NAMES)}, an address, and no mask"
+            f"{name} has the type {shown(kind)}, data {shown(data)} and mask {shown(mask)}; "
+            f"expected one of {', '.join(_TYPE_NAMES)}, an address with its flag, and no mask"
         )
+    shape = _integers(f"{name}'s shape", interface["shape"])
+    if any(size < 0 for size in shape):
+        raise LeanAttentionError(f"{name} has the shape {shape}; expected no negative sizes")
     item_bytes = int(kind[2:])
     strides = interface.get("strides")
     if strides is None:
         strides = [item_bytes] * len(shape)
         for i in reversed(range(len(shape) - 1)):
             strides[i] = strides[i + 1] * shape[i + 1]
+    else:
+        strides = _integers(f"{name}'s strides", strides)
     if len(strides) != len(shape):
         raise LeanAttentionError(f"{name} has {len(strides)} strides for the shape {shape}")
     if any(stride % item_bytes for stride in strides):
@@ -136,29 +169,37 @@ def _view_interface(name: str, interface: dict[str, Any]) -> DeviceTensor:
     pointer, is_readonly = data
     return DeviceTensor(
         name,
-        pointer,
+        integer(f"{name}'s address", pointer, ctypes.c_uint64),
         _TYPE_NAMES[kind],
         shape,
         tuple(stride // item_bytes for stride in strides),
         "the current device",
-        is_readonly,
+        bool(is_readonly),
     )
+
+
+def namespace_of(like: Tensor) -> Any:
+    """Returns the module of an array's library; None where it does not say."""
+    try:
+        return like.__array_namespace__()
+    except Exception:  # as its library sees fit
+        return None
 
 
 def _allocate(how: str, like: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
     place: dict[str, Any] = {}
     if is_torch(like):
         namespace, place = sys.modules["torch"], {"device": like.device}
-    elif hasattr(like, "__array_namespace__"):
-        namespace = like.__array_namespace__()
     else:
+        namespace = namespace_of(like)
+    if not hasattr(namespace, how) or not hasattr(namespace, dtype):
         raise LeanAttentionError(
-            f"{type(like).__module__} does not say how it allocates (__array_namespace__); use "
-            "arrays of CuPy or tensors of PyTorch"
+            f"{type(like).__module__} does not say how it allocates {dtype} "
+            "(__array_namespace__); use arrays of CuPy or tensors of PyTorch"
         )
     try:
         return getattr(namespace, how)(shape, dtype=getattr(namespace, dtype), **place)
-    except (MemoryError, OverflowError, RuntimeError, ValueError) as error:  # as they see fit
+    except Exception as error:  # as they see fit
         reason = str(error).partition("\n")[0]
         raise LeanAttentionError(f"no memory for {dtype} {shape}: {reason}") from error
 

@@ -1,0 +1,1 @@
+"""Drawn calls of the operator, ours against the stock one and against float64."""
