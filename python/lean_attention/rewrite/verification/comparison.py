@@ -8,11 +8,24 @@ import numpy.typing as npt
 
 from lean_attention.rewrite.verification.scenarios import Step
 
-__all__ = ["difference", "largest", "moved", "tolerance", "unit_roundoff", "valid_part"]
+__all__ = [
+    "LARGE",
+    "difference",
+    "largest",
+    "moved",
+    "sensitivity",
+    "tolerance",
+    "unit_roundoff",
+    "valid_part",
+]
 
 Array = npt.NDArray[Any]
 # The largest of one draw of errors seldom passes twice that of another draw; and both models err.
 SAFETY = 4
+LARGE = 100
+"""How many times as large those errors are that find out where a model jumps."""
+# What moves so many times as far as the errors grew has jumped.
+JUMP = 10
 # Of an output itself: each model rounds a sum once, and a rotated key twice.
 ROUNDINGS = 4
 # Half the distance from 1 to the next number.
@@ -86,28 +99,45 @@ def largest(wanted: Array) -> float:
     return float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
 
 
-def tolerance(sensitivity: float, wanted: Array, dtype: np.dtype[Any]) -> float:
+def sensitivity(small: float, large: float) -> float:
+    """How far errors of the attention move an output.
+
+    Small errors move most outputs in proportion. But where a model rounds its activations to
+    integers, as int4 models and caches of integers do, a small error mostly moves nothing, and at
+    times, where a number is at the edge between two, a whole step. A few draws may miss all such
+    edges, and the rewritten model meets one. Errors ``LARGE`` times as large meet them all: what
+    these move more than ten times out of proportion has jumped, and may jump as far.
+
+    Args:
+        small: How far errors of the size that another implementation makes moved it.
+        large: How far errors ``LARGE`` times as large did.
+    """
+    return large if large > JUMP * LARGE * small else small
+
+
+def tolerance(moves: float, wanted: Array, dtype: np.dtype[Any]) -> float:
     """How far an output of the rewritten model may be from the source's.
 
     The attention of both models differs by roundings; all else is the same nodes on the same
     weights. What such roundings become on their way to an output depends on the model: ten layers
     later they may have grown a thousandfold, or been rounded away. So it is measured, on the
-    source itself: ``sensitivity`` is how far this output moved in this run when the attention's
-    outputs were disturbed by their error bound (see ``disturbance.py``). The tolerance is
+    source itself: ``moves`` is how far this output moved in this run when the attention's
+    outputs were disturbed by their error bound (see ``disturbance.py`` and `sensitivity`). The
+    tolerance is
 
-        4 * sensitivity + 4 u max|wanted|
+        4 * moves + 4 u max|wanted|
 
     with u the unit roundoff of the output's type: the largest of a few random errors seldom passes
     twice the largest of others, and there are two models that err; and an output that no
     attention comes before, as the first layer's cache, is still rounded itself, a rotated key
     twice. An integer of a cache whose value is at the edge between two falls to either side:
-    4 * sensitivity + 1.
+    4 * moves + 1.
 
     Args:
-        sensitivity: The largest difference between the source's runs with and without disturbance.
+        moves: How far the attention's errors move the output, see `sensitivity`.
         wanted: The source's elements.
         dtype: The output's type.
     """
     if dtype.kind in "iu" and dtype.itemsize == 1:
-        return SAFETY * sensitivity + 1
-    return SAFETY * sensitivity + ROUNDINGS * unit_roundoff(dtype) * largest(wanted)
+        return SAFETY * moves + 1
+    return SAFETY * moves + ROUNDINGS * unit_roundoff(dtype) * largest(wanted)

@@ -13,12 +13,12 @@ from lean_attention.rewrite.graph_walk import Scope, op_name, scopes
 from lean_attention.rewrite.value_types import ValueTypes
 from lean_attention.rewrite.verification.comparison import unit_roundoff
 
-__all__ = ["DRAW", "DRAWS", "disturb"]
+__all__ = ["DRAW", "SIZE", "disturb"]
 
 DRAW = "lean_attention/draw"
-"""The input of a disturbed model that decides which errors it makes."""
-DRAWS = (6011.31, 7919.73)
-"""Numbers to feed it: a single draw may be small by chance."""
+"""The input of a disturbed model that decides which errors it makes: a number of some thousands."""
+SIZE = "lean_attention/size"
+"""The input that multiplies the errors; 1 for those that another implementation may make."""
 
 # The largest in use; where the model does not tell it.
 DEFAULT_HEAD_SIZE = 256
@@ -37,7 +37,7 @@ def disturb(proto: onnx.ModelProto, ops: Collection[str]) -> onnx.ModelProto:
     different orders: the sum of n roundings grows as sqrt(n) (Higham and Mary, 2019, doi
     10.1137/18M1226312). So, with v float32's unit roundoff,
 
-        out' = out + (4 u + sqrt(head_size) v) max|out| r,    r in [-1, 1],
+        out' = out + SIZE (4 u + sqrt(head_size) v) max|out| r,    r in [-1, 1],
 
     with the maximum of a token's row, and r as good as random: what follows the point in
     out / max|out| times the input ``DRAW``. (ONNX Runtime lacks the newest random operators.)
@@ -52,8 +52,8 @@ def disturb(proto: onnx.ModelProto, ops: Collection[str]) -> onnx.ModelProto:
     model = ir.from_proto(proto)
     types = ValueTypes(model, proto)
     version = model.opset_imports.setdefault("", AXES_ARE_INPUT)
-    draw = ir.val(DRAW, ir.DataType.FLOAT, [])
-    model.graph.inputs.append(draw)
+    draw, size = (ir.val(name, ir.DataType.FLOAT, []) for name in (DRAW, SIZE))
+    model.graph.inputs.extend([draw, size])
     nodes = [
         (scope, node) for scope in scopes(model) for node in scope.graph if op_name(node) in ops
     ]
@@ -62,7 +62,7 @@ def disturb(proto: onnx.ModelProto, ops: Collection[str]) -> onnx.ModelProto:
         sums = math.sqrt(head_size(node) or DEFAULT_HEAD_SIZE)
         error = 4 * unit_roundoff(dtype.numpy()) + sums * unit_roundoff(np.dtype(np.float32))
         new = _NewNodes(f"lean_attention/disturbed{index}")
-        result = new.erring(node.outputs[0], draw, error, version)
+        result = new.erring(node.outputs[0], draw, size, error, version)
         _put_behind(scope, node, new, new.add("Cast", [result], to=dtype))
     _forget_shapes(model)
     return ir.to_proto(model)
@@ -107,7 +107,9 @@ class _NewNodes:
         """Adds a constant."""
         return self.add("Constant", [], value=ir.tensor(array))
 
-    def erring(self, output: ir.Value, draw: ir.Value, error: float, version: int) -> ir.Value:
+    def erring(
+        self, output: ir.Value, draw: ir.Value, size: ir.Value, error: float, version: int
+    ) -> ir.Value:
         """Adds the equation of `disturb`, in float32."""
         exact = self.add("Cast", [output], to=ir.DataType.FLOAT)
         magnitude = self.add("Abs", [exact])
@@ -121,7 +123,8 @@ class _NewNodes:
         fraction = self.add("Sub", [drawn, self.add("Floor", [drawn])])
         twice, once = (self.constant(np.array(n * error, np.float32)) for n in (2, 1))
         relative = self.add("Sub", [self.add("Mul", [fraction, twice]), once])
-        return self.add("Add", [exact, self.add("Mul", [relative, largest])])
+        errors = self.add("Mul", [self.add("Mul", [relative, largest]), size])
+        return self.add("Add", [exact, errors])
 
 
 def _put_behind(scope: Scope, node: ir.Node, new: _NewNodes, result: ir.Value) -> None:

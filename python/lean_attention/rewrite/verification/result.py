@@ -40,6 +40,11 @@ class OutputCheck:
         return self.difference <= self.tolerance
 
     @property
+    def is_telling(self) -> bool:
+        """Whether the tolerance is well below the numbers; where roundings grow large it is not."""
+        return self.tolerance < self.largest / 4 or not self.tolerance
+
+    @property
     def ratio(self) -> float:
         """The difference as a part of the tolerance."""
         if self.difference == 0:
@@ -51,6 +56,7 @@ class OutputCheck:
         infinite = math.isinf(self.difference)
         return asdict(self) | {
             "passed": self.passed,
+            "is_telling": self.is_telling,
             "difference": "infinite" if infinite else self.difference,
         }
 
@@ -61,6 +67,7 @@ class OutputCheck:
         return (
             f"{mark} {which}: largest difference {self.difference:.2g}, tolerance "
             f"{self.tolerance:.2g}, of numbers up to {self.largest:.2g} ({self.run})"
+            f"{'' if self.is_telling else '; says little: roundings grow as far in the source'}"
         )
 
 
