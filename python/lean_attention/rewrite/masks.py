@@ -17,7 +17,8 @@ __all__ = ["Mask", "MaskError", "read_mask"]
 
 # Exporters write -10000, the lowest number of the type, or -inf.
 HIDDEN = -1e4
-LAST_PAST = 9
+# Of past and new tokens: on both sides of the lengths at which an exporter may switch or crop.
+SIZES = ((0, 1), (0, 2), (0, 5), (0, 70), (1, 1), (9, 1), (260, 1), (4, 3))
 
 
 class MaskError(Exception):
@@ -93,7 +94,7 @@ def _zeros(
 def _cases() -> list[Case]:
     rng = np.random.default_rng(0)
     made = []
-    for past, new in ((0, 1), (0, 2), (0, 5), (1, 1), (LAST_PAST, 1), (4, 3)):
+    for past, new in SIZES:
         total = past + new
         columns = np.arange(total)
         left = columns >= np.array([[0], [total // 2]])
