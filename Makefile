@@ -17,8 +17,9 @@ PIP := -m pip --disable-pip-version-check --no-input
 OPTIMUM_MODEL := .cache/models/phi-3-mini-128k-small
 # Those of the emulated library.
 GPU_TESTS := $(addprefix tests/test_gpu_,arguments.py check.py kernels.py operator.py refusals.py)
+OPTIMUM_TESTS := tests/test_optimum.py tests/test_sources_optimum.py
 # Those of other environments.
-OTHER_TESTS := tests/test_cuda_provider.py tests/test_optimum.py
+OTHER_TESTS := tests/test_cuda_provider.py $(OPTIMUM_TESTS)
 LIBRARIES := $(abspath build/test/tests/cpp/liblean_attention)
 SOURCES := $(shell find ops cmake python models -type f -not -path '*/__pycache__/*') \
            CMakeLists.txt pyproject.toml
@@ -74,7 +75,7 @@ test-oldest: $(VENV_OLDEST)/.package
 	$(VENV_OLDEST)/bin/python -m pytest $(addprefix tests/test_,operator.py operator_errors.py schedules.py sequences.py)
 
 test-optimum: $(VENV_OPTIMUM)/.package $(OPTIMUM_MODEL)
-	$(VENV_OPTIMUM)/bin/python -m pytest tests/test_optimum.py
+	$(VENV_OPTIMUM)/bin/python -m pytest $(OPTIMUM_TESTS)
 
 lint: $(VENV)/.package $(VENV)/.lint
 	$(BIN)/ruff check .

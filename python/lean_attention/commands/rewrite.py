@@ -48,15 +48,23 @@ def rewrite(
         ),
     ] = True,
     subfolder: Annotated[str, typer.Option(help="A folder within the source.")] = "",
+    fuse: Annotated[
+        bool,
+        typer.Option(
+            "--fuse",
+            help="First fuse norms and activations into ONNX Runtime's own operators, by "
+            "onnxscript.",
+        ),
+    ] = False,
     report: Annotated[
         Path | None, typer.Option(help="A JSON file to write, with all that is printed.")
     ] = None,
 ) -> None:
     """Replace a model's attention by LeanAttention's; the weights are shared, not stored twice."""
-    if restore and (schedule != "auto" or skip_rule or subfolder):
+    if restore and (schedule != "auto" or skip_rule or subfolder or fuse):
         raise LeanAttentionError(
-            "--restore takes no --schedule, --skip-rule or --subfolder; it restores every node of "
-            "a local model"
+            "--restore takes no --schedule, --skip-rule, --subfolder or --fuse; it restores every "
+            "node of a local model"
         )
     console = Console(soft_wrap=True, highlight=False)
     report_file = ReportFile(report)
@@ -71,6 +79,7 @@ def rewrite(
                 skip_rules=skip_rule or (),
                 verify=verify,
                 subfolder=subfolder,
+                fuse=fuse,
             )
         )
     except VerificationError as error:

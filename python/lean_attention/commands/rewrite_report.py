@@ -78,7 +78,9 @@ def print_inspection(console: Console, found: Inspection) -> None:
                 ("  ! ", "bold yellow"), f"{node}: {node.op} would stay, because {node.reason}"
             )
         )
-    if not (found.ours or found.accepted or found.left):
+    for pattern in found.patterns:
+        console.print(Text(f"  it has {pattern}"))
+    if not (found.ours or found.accepted or found.left or found.patterns):
         console.print(Text("  no attention node that a rule is for; its operators:"))
         for op, count in sorted(found.operators.items(), key=lambda item: -item[1]):
             console.print(Text(f"    {count} {op}"))

@@ -11,6 +11,12 @@
 * ``proto_check.py``    texts and numbers of a model file, before its structure is built
 * ``single_file.py``    a model file on its way to another place
 * ``model_folder.py``   a model folder of onnxruntime-genai, likewise
+* ``decode_form.py``    other operators' attention in the form of ours, and ours in their place
+* ``masks.py``          what a mask hides, seen by running it
+* ``cache_update.py``   caches that the graph itself appends to
+* ``probe.py``          runs a piece of a model
+* ``fusion.py``         onnxscript's fusions around attention
+* ``patterns.py``       names attention that is written out in small nodes
 * ``files.py``          links, copies, and nothing half-written
 * ``verification/``     source and result run on the same inputs and compared
 * ``hub.py``            models of the Hugging Face Hub as sources
@@ -56,12 +62,15 @@ def rewrite(
     skip_rules: Iterable[str] = (),
     verify: bool = True,
     subfolder: str = "",
+    fuse: bool = False,
 ) -> RewriteResult:
     """Writes a copy of a model whose attention nodes are LeanAttention's.
 
     Every ``com.microsoft::GroupQueryAttention`` that the operator library supports, in the graph,
     its subgraphs and its functions, becomes ``com.leanattention::LeanGroupQueryAttention`` with
-    the same inputs, outputs and attributes. Other nodes stay as they are, and the result says why.
+    the same inputs, outputs and attributes. So does attention over a cache in other forms:
+    ``com.microsoft::MultiHeadAttention``, ONNX's own ``Attention``, and MatMul, Softmax, MatMul;
+    their masks become its bias. Other nodes stay as they are, and the result says why.
     Weights are not loaded: data files are shared with the source through hard links, or copied
     where the file system has none. The source is not changed.
 
@@ -82,6 +91,8 @@ def rewrite(
         skip_rules: Names of rules that are not applied.
         verify: Whether the models are compared.
         subfolder: A folder within the source.
+        fuse: Whether onnxscript first fuses norms and activations into ONNX Runtime's own
+            operators.
 
     Returns:
         Which nodes were replaced, which were left, and why. Of a model that is rewritten already
@@ -92,7 +103,7 @@ def rewrite(
         LeanAttentionError: The source cannot be read or has no node to replace, its data files
             are missing, or the destination cannot be written. Nothing is left behind then.
     """
-    options = Options(schedule=schedule, skip_rules=frozenset(skip_rules), verify=verify)
+    options = Options(schedule=schedule, skip_rules=frozenset(skip_rules), verify=verify, fuse=fuse)
     return _write(find_source(source, subfolder), destination, options)
 
 

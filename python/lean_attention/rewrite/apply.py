@@ -11,6 +11,7 @@ from lean_attention.rewrite.function_calls import FunctionCalls
 from lean_attention.rewrite.gqa_node import DOMAIN, OPSET_VERSION
 from lean_attention.rewrite.graph_walk import Scope, count_ops, node_name, op_name, scopes
 from lean_attention.rewrite.options import Options
+from lean_attention.rewrite.patterns import describe
 from lean_attention.rewrite.report import Changes, NodeReport, by_reason
 from lean_attention.rewrite.rules import RULES, Rule
 from lean_attention.rewrite.value_types import ValueTypes
@@ -90,7 +91,7 @@ def apply_rules(model: ir.Model, proto: onnx.ModelProto, options: Options) -> Ch
     judgement = _Judgement(model, proto, options)
     replaced, left = _split(judgement.found)
     if not replaced and not any(op.startswith(f"{DOMAIN}::") for op in before):
-        raise LeanAttentionError(_why_nothing(before, left))
+        raise LeanAttentionError(_why_nothing(before, left, describe(model)))
     for item in judgement.found:
         if item.reason is None:
             item.rule.rewrite(item.node, judgement.types, options.schedule)
@@ -107,7 +108,7 @@ def _split(found: list[_Found]) -> tuple[tuple[NodeReport, ...], tuple[NodeRepor
     return accepted, tuple(report for report in reports if report.reason)
 
 
-def _why_nothing(ops: Counter[str], left: tuple[NodeReport, ...]) -> str:
+def _why_nothing(ops: Counter[str], left: tuple[NodeReport, ...], patterns: list[str]) -> str:
     """One line on a model without a node to replace: what it holds instead."""
     reasons = "; ".join(
         f"{len(nodes)} because {reason} ({nodes[0]}{', ...' if len(nodes) > 1 else ''})"
@@ -115,6 +116,8 @@ def _why_nothing(ops: Counter[str], left: tuple[NodeReport, ...]) -> str:
     )
     if left:
         return f"has no attention node that can be replaced; left stock: {reasons}"
+    if patterns:
+        return f"has no attention node that can be replaced; it has {'; '.join(patterns)}"
     attention = [op for op in ops if "attention" in op.lower()]
     seen = attention or [op for op, _ in ops.most_common(3)]
     return (

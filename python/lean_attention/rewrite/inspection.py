@@ -12,6 +12,7 @@ from lean_attention.rewrite.graph_walk import count_ops
 from lean_attention.rewrite.model_file import ModelFile
 from lean_attention.rewrite.model_folder import find_decoder
 from lean_attention.rewrite.options import Options
+from lean_attention.rewrite.patterns import describe
 from lean_attention.rewrite.report import NodeReport
 
 __all__ = ["Inspection", "inspect_model"]
@@ -26,12 +27,14 @@ class Inspection:
         accepted: The nodes that would be replaced, each with its rule.
         left: The nodes that would stay, each with the reason and what to do about it.
         operators: How many nodes of each operator the model has.
+        patterns: Attention that is written out in small nodes, where none of it would be replaced.
     """
 
     path: Path
     accepted: tuple[NodeReport, ...]
     left: tuple[NodeReport, ...]
     operators: Mapping[str, int]
+    patterns: tuple[str, ...] = ()
 
     @property
     def ours(self) -> int:
@@ -44,6 +47,7 @@ class Inspection:
             "lean_attention": __version__,
             "model": str(self.path),
             "operators": dict(self.operators),
+            "patterns": list(self.patterns),
             "nodes": [
                 *(node.to_dict("would be replaced") for node in self.accepted),
                 *(node.to_dict("would be left") for node in self.left),
@@ -64,4 +68,5 @@ def inspect_model(source: Path, options: Options) -> Inspection:
     check_source(source)
     file = ModelFile.read(find_decoder(source) if source.is_dir() else source)
     accepted, left = judge(file.model, file.proto, options)
-    return Inspection(file.path, accepted, left, count_ops(file.model))
+    patterns = () if accepted else tuple(describe(file.model))
+    return Inspection(file.path, accepted, left, count_ops(file.model), patterns)

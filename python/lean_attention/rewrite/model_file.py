@@ -1,7 +1,7 @@
 """A model file: its structure, and the data files that it refers to."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import onnx
@@ -10,7 +10,8 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 
 from lean_attention.errors import LeanAttentionError
 from lean_attention.rewrite.apply import apply_rules
-from lean_attention.rewrite.graph_walk import scopes
+from lean_attention.rewrite.fusion import fuse
+from lean_attention.rewrite.graph_walk import count_ops, scopes
 from lean_attention.rewrite.options import Options
 from lean_attention.rewrite.proto_check import check_proto
 from lean_attention.rewrite.report import Changes
@@ -65,8 +66,11 @@ class ModelFile:
         """Replaces or restores the attention nodes, in place; see ``apply_rules``."""
         if options.restore:
             return restore_nodes(self.model)
+        before, proto = count_ops(self.model), self.proto
+        if options.fuse and fuse(self.model):
+            proto = ir.to_proto(self.model)
         try:
-            return apply_rules(self.model, self.proto, options)
+            return replace(apply_rules(self.model, proto, options), before=before)
         except LeanAttentionError as error:
             raise LeanAttentionError(f"{self.path} {error}") from error
 

@@ -17,6 +17,7 @@ class Options:
         schedule: The operator's ``schedule`` attribute.
         skip_rules: Names of rules that are not applied.
         verify: Whether source and result are run and compared before anything is written.
+        fuse: Whether onnxscript fuses nodes around attention first.
         restore: Whether the operator's nodes become stock ones, in place of the other way round.
 
     Raises:
@@ -27,6 +28,7 @@ class Options:
     skip_rules: frozenset[str] = frozenset()
     verify: bool = True
     restore: bool = False
+    fuse: bool = False
 
     def __post_init__(self) -> None:
         """Checks the names."""

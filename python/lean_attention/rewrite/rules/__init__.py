@@ -5,6 +5,10 @@ from typing import Protocol
 import onnx_ir as ir
 
 from lean_attention.rewrite.rules.group_query_attention import GroupQueryAttention
+from lean_attention.rewrite.rules.left_stock import LeftStock
+from lean_attention.rewrite.rules.multi_head_attention import MultiHeadAttention
+from lean_attention.rewrite.rules.onnx_attention import OnnxAttention
+from lean_attention.rewrite.rules.softmax_attention import SoftmaxAttention
 from lean_attention.rewrite.value_types import ValueTypes
 
 __all__ = ["RULES", "Rule"]
@@ -32,4 +36,10 @@ class Rule(Protocol):
         """Replaces a node that passed the check, in place."""
 
 
-RULES: tuple[Rule, ...] = (GroupQueryAttention(),)
+RULES: tuple[Rule, ...] = (
+    GroupQueryAttention(),
+    MultiHeadAttention(),
+    OnnxAttention(),
+    SoftmaxAttention(),
+    LeftStock(),
+)

@@ -1,0 +1,198 @@
+"""MatMul, Softmax, MatMul over a cache become LeanGroupQueryAttention.
+
+optimum's exporter writes attention so, and torch.onnx before operator set 23. The nodes are found
+by their Softmax; what they compute is learnt by running them.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from lean_attention.rewrite.cache_update import LAYOUT_OPS, CacheUpdate, find_update
+from lean_attention.rewrite.decode_form import (
+    DecodeForm,
+    RefusalError,
+    check_types,
+    mask_of,
+    place,
+)
+from lean_attention.rewrite.probe import Case, Probe, ProbeError
+from lean_attention.rewrite.value_types import ValueTypes
+
+__all__ = ["SoftmaxAttention", "product_with_values"]
+
+BUILDER = "export it with onnxruntime-genai's builder"
+SCALINGS = ("Mul", "Div")
+# Two products in float32, against one in float64.
+TOLERANCE = 1e-5
+
+
+class SoftmaxAttention:
+    """The rule for attention that is written out."""
+
+    name = "softmax-attention"
+
+    def match(self, node: ir.Node) -> bool:
+        """Whether the node is a Softmax over scores, whose result is multiplied with values."""
+        return (
+            node.domain in ("", "ai.onnx")
+            and node.op_type == "Softmax"
+            and product_with_values(node) is not None
+            and _product(node.inputs[0]) is not None
+        )
+
+    def check(self, node: ir.Node, types: ValueTypes) -> str | None:
+        """Why the nodes must stay as they are; None where they can be replaced."""
+        try:
+            _read(node, types)
+        except RefusalError as refusal:
+            return str(refusal)
+        return None
+
+    def rewrite(self, node: ir.Node, types: ValueTypes, schedule: str) -> None:
+        """Puts our operator in the place of the last product."""
+        last = product_with_values(node)
+        assert last is not None
+        place(last, _read(node, types), schedule)
+
+
+def product_with_values(softmax: ir.Node) -> ir.Node | None:
+    """The MatMul of a Softmax's result with the values; None where it is put to another use.
+
+    Rows without any key are NaN; exporters may replace these by zeros before the product.
+    """
+    probabilities = softmax.outputs[0]
+    users = {user for user, _ in probabilities.uses()}
+    wheres = [user for user in users if user.op_type == "Where"]
+    if len(users) == 2 and len(wheres) == 1:
+        (where,) = wheres
+        condition = where.inputs[0].producer() if where.inputs[0] is not None else None
+        replaced = where.inputs[1]
+        if (
+            condition is None
+            or condition.op_type != "IsNaN"
+            or condition.inputs[0] is not probabilities
+            or where.inputs[2] is not probabilities
+            or replaced is None
+            or _number(replaced) != 0
+        ):
+            return None
+        probabilities = where.outputs[0]
+        users = {user for user, _ in probabilities.uses()}
+    if len(users) != 1:
+        return None
+    (user,) = users
+    is_product = user.op_type == "MatMul" and user.inputs[0] is probabilities
+    return user if is_product and not probabilities.is_graph_output() else None
+
+
+def _read(softmax: ir.Node, types: ValueTypes) -> DecodeForm:
+    if softmax.attributes.get_int("axis", -1) not in (-1, 3):
+        raise RefusalError("its softmax is not over the keys")
+    last, scores = product_with_values(softmax), softmax.inputs[0]
+    product, mask = _product(scores) or (None, None)
+    assert last is not None
+    assert product is not None
+    if mask is None:
+        raise RefusalError("it attends in both directions (no mask)")
+    query, keys, values = product.inputs[0], product.inputs[1], last.inputs[1]
+    if query is None or keys is None or values is None:
+        raise RefusalError("one of its products has no operand")
+    query = next(_without_scalings(query))
+    found = next(
+        ((value, update) for value in _without_scalings(keys) if (update := find_update(value))),
+        None,
+    )
+    value_update = find_update(values)
+    if found is None or value_update is None or found[1].num_heads != value_update.num_heads:
+        raise RefusalError(f"it reads no cache that the model is given; {BUILDER}")
+    key, update = found
+    dtype = check_types(types, update.past, update.new, query, last.outputs[0])
+    rows = {u.new: (u.kv_num_heads, u.head_size) for u in (update, value_update)}
+    return DecodeForm(
+        query,
+        update.new,
+        value_update.new,
+        update.past,
+        value_update.past,
+        update.present,
+        value_update.present,
+        last.outputs[0],
+        mask_of(mask, dtype, types, causal=False, rows=rows),
+        update.num_heads,
+        update.kv_num_heads,
+        dtype,
+        _scale(product.outputs[0], query, key, update),
+        reads=(key, values),
+    )
+
+
+def _product(scores: ir.Value | None) -> tuple[ir.Node, ir.Value | None] | None:
+    """The MatMul of queries and keys under a Softmax, and the mask that is added to it."""
+    node = scores.producer() if scores is not None else None
+    if node is None or node.op_type == "MatMul":
+        return None if node is None else (node, None)
+    if node.op_type != "Add":
+        return None
+    for product, mask in (node.inputs, node.inputs[::-1]):
+        above = product.producer() if product is not None else None
+        if above is not None and above.op_type == "MatMul":
+            return above, mask
+    return None
+
+
+def _without_scalings(value: ir.Value) -> Iterator[ir.Value]:
+    """What a factor is made of, outermost first, without multiplications by a number."""
+    while True:
+        node = value.producer()
+        if node is not None and node.op_type in SCALINGS:
+            operands = [v for v in node.inputs if v is not None and _number(v) is None]
+            if len(operands) == 1:
+                value = operands[0]
+                continue
+        yield value
+        if node is None or node.op_type not in LAYOUT_OPS or node.inputs[0] is None:
+            return
+        value = node.inputs[0]
+
+
+def _number(value: ir.Value) -> float | None:
+    """A constant of one element."""
+    constant = ir.convenience.get_const_tensor(value)
+    return None if constant is None or constant.size != 1 else float(constant.numpy().item())
+
+
+def _scale(scores: ir.Value, query: ir.Value, key: ir.Value, update: CacheUpdate) -> float:
+    """The factor of the scores, from running them on random queries and keys.
+
+    Raises:
+        RefusalError: They are not the product of queries and keys times a number.
+    """
+    rng = np.random.default_rng(0)
+    factors = []
+    try:
+        probe = Probe([scores], given=(query, key))
+        for past, new, batch in ((0, 3, 2), (5, 1, 2), (4, 3, 1)):
+            case = Case(past, new, np.ones((batch, past + new), np.int64))
+            q, k = (
+                rng.normal(size=(batch, update.num_heads, rows, update.head_size)).astype(
+                    np.float32
+                )
+                for rows in (new, case.total)
+            )
+            (found,) = probe.run(case, {query: q, key: k})
+            expected = q.astype(np.float64) @ k.astype(np.float64).swapaxes(2, 3)
+            if found.shape != expected.shape:
+                raise RefusalError("its scores are not the product of queries and keys")
+            factors.append(float((found * expected).sum() / (expected**2).sum()))
+            error = np.abs(found - factors[-1] * expected).max()
+            if not error <= TOLERANCE * np.abs(found).max():
+                raise RefusalError("its scores are not the product of queries and keys")
+    except ProbeError as error:
+        raise RefusalError(f"its scores are not known: {error}; {BUILDER}") from error
+    if max(factors) - min(factors) > TOLERANCE * abs(factors[0]):
+        raise RefusalError("its scores have no fixed scale")
+    usual = 1 / math.sqrt(update.head_size)
+    return usual if abs(factors[0] / usual - 1) < TOLERANCE else factors[0]
