@@ -146,6 +146,14 @@ def test_a_few_tokens_of_one_sequence_match_the_reference(tokens: int) -> None:
     assert_matches_reference(case, case.node.run(case.feeds), rounds_weights=True)
 
 
+@pytest.mark.parametrize("lengths", [[19, 19, 19], [19, 7, 0]], ids=str)
+def test_prompts_with_a_bias_match_the_reference(lengths: list[int]) -> None:
+    bias = np.random.default_rng(1).standard_normal((3, 1, 20, 20))
+    bias[1, :, 3] = -np.inf
+    case = ragged_case("float16", tokens=20, seqlens_k=lengths, bias=bias, rotary_half=16)
+    assert_matches_reference(case, case.node.run(case.feeds), rounds_weights=True)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

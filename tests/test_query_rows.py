@@ -209,6 +209,16 @@ def test_a_token_whose_bias_masks_all_gives_zeros() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("tokens", [12, 70])
+def test_long_prompts_with_a_bias_match_the_reference(tokens: int, name: str) -> None:
+    """Also where it masks all keys of a token, of which the stock operator makes NaN."""
+    bias = _bias(tokens, tokens)
+    bias[:, :, tokens // 2] = -np.inf
+    case = chunk_case(name, tokens, 0, bias=bias, rotary_half=16, softcap=5.0)
+    assert_matches_reference(case, case.node.run(case.feeds))
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_a_cache_that_grows_by_a_chunk(name: str) -> None:
     case = chunk_case(name, 5, 300, capacity=305)
     whole = case.node.run(case.feeds)

@@ -43,8 +43,8 @@ bool GqaCpuKernel::RunsStock(const GqaInputs& inputs) const {
     return true;
   }
   // More tokens are a prompt, which is bound by arithmetic. The stock operator has no q/k norm
-  // here.
-  return node_.HasStock() && !inputs.Has(kQNormWeight) &&
+  // here, and makes NaN of tokens all of whose keys a bias masks.
+  return node_.HasStock() && !inputs.Has(kQNormWeight) && !inputs.Has(kAttentionBias) &&
          inputs.shape().sequence_length > kMaxSplitTokens;
 }
 

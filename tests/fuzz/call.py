@@ -109,7 +109,8 @@ class Call:
     @property
     def is_handed_over(self) -> bool:
         """Whether ours leaves the call to the stock operator, where that exists."""
-        return self.tokens > MAX_KERNEL_TOKENS and "q_norm_weight" not in self.feeds
+        only_ours = {"q_norm_weight", "attention_bias"} & self.feeds.keys()
+        return self.tokens > MAX_KERNEL_TOKENS and not only_ours
 
     @property
     def query_lengths(self) -> NDArray[np.int64]:
