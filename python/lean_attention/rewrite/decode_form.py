@@ -2,8 +2,9 @@
 
 They differ from GroupQueryAttention in three things: how lengths are told, how tokens are hidden,
 and where the cache is appended to. The sequences of their batches have caches of one length, and
-padding is hidden by a mask. So every sequence has all the rows there are (``seqlens_k``), and the
-mask becomes ``attention_bias``: exact for padding on any side.
+padding is hidden by a mask. So every sequence has all the rows there are (``seqlens_k``) and all the
+query tokens (``query_seqlens``), and the mask becomes ``attention_bias``: exact for padding on any
+side.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from lean_attention.rewrite.value_types import ValueTypes
 
 __all__ = ["DecodeForm", "RefusalError", "check_types", "mask_of", "place"]
 
-NUM_INPUTS = Input.ATTENTION_BIAS + 1
+NUM_INPUTS = Input.QUERY_SEQLENS + 1
 SUPPORTED_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 META = "lean_attention"
 
@@ -143,6 +144,9 @@ def place(node: ir.Node, form: DecodeForm, schedule: str) -> None:
     lengths = nodes.lengths(query, bias, form.past_key)
     inputs[Input.SEQLENS_K], inputs[Input.TOTAL_SEQUENCE_LENGTH] = lengths
     inputs[Input.ATTENTION_BIAS] = bias
+    if bias is not None:
+        # Without a bias long prompts are the stock operator's, of which older ones lack the input.
+        inputs[Input.QUERY_SEQLENS] = nodes.query_lengths(query, bias)
     attributes: dict[str, Any] = {
         "num_heads": form.num_heads,
         "kv_num_heads": form.kv_num_heads,
@@ -267,6 +271,17 @@ class _Nodes:
         lengths = self.make("Expand", [last, self.size(query, 0)], int32), total
         if bias is not None:
             self._shared[bias, "lengths"] = lengths
+        return lengths
+
+    def query_lengths(self, query: ir.Value, bias: ir.Value) -> ir.Value:
+        """``query_seqlens``, [B]: all tokens of every sequence."""
+        if (bias, "query_lengths") in self._shared:
+            shared: ir.Value = self._shared[bias, "query_lengths"]
+            return shared
+        int32 = ir.DataType.INT32
+        tokens = self.make("Cast", [self.size(bias, 2)], int32, to=int32)
+        lengths = self.make("Expand", [tokens, self.size(query, 0)], int32)
+        self._shared[bias, "query_lengths"] = lengths
         return lengths
 
 
