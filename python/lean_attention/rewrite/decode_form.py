@@ -2,8 +2,8 @@
 
 They differ from GroupQueryAttention in three things: how lengths are told, how tokens are hidden,
 and where the cache is appended to. The sequences of their batches have caches of one length, and
-padding is hidden by a mask. So every sequence has all the rows there are (``seqlens_k``) and all the
-query tokens (``query_seqlens``), and the mask becomes ``attention_bias``: exact for padding on any
+padding is hidden by a mask. So every sequence has all the rows there are (``seqlens_k``) and all
+query tokens (``query_seqlens``); the mask becomes ``attention_bias``: exact for padding on any
 side.
 """
 
