@@ -19,7 +19,7 @@ from lean_attention.rewrite.gqa_node import DOMAIN, OP_TYPE, Input, Output
 from lean_attention.rewrite.masks import Mask, MaskError, read_mask
 from lean_attention.rewrite.value_types import ValueTypes
 
-__all__ = ["DecodeForm", "RefusalError", "check_types", "mask_of", "place"]
+__all__ = ["DecodeForm", "DecodeFormRule", "RefusalError", "check_types", "mask_of"]
 
 NUM_INPUTS = Input.QUERY_SEQLENS + 1
 SUPPORTED_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -69,6 +69,35 @@ class DecodeForm:
     scale: float
     softcap: float = 0.0
     reads: tuple[ir.Value, ...] = ()
+
+
+class DecodeFormRule:
+    """A rule for nodes that can be read as a `DecodeForm`."""
+
+    def read(self, node: ir.Node, types: ValueTypes) -> DecodeForm:
+        """What a node computes.
+
+        Raises:
+            RefusalError: It has no such form.
+        """
+        raise NotImplementedError
+
+    def last(self, node: ir.Node) -> ir.Node:
+        """The node whose output is the attention's."""
+        return node
+
+    def check(self, node: ir.Node, types: ValueTypes) -> str | None:
+        """Why the node must stay as it is; None where it can be replaced."""
+        try:
+            self.read(node, types)
+        except RefusalError as refusal:
+            return str(refusal)
+        return None
+
+    def rewrite(self, node: ir.Node, types: ValueTypes, schedule: str) -> None:
+        """Puts our operator in the node's place, and what tells its lengths before it."""
+        # Read anew: nodes before this one may have been replaced since the check.
+        _place(self.last(node), self.read(node, types), schedule)
 
 
 def check_types(types: ValueTypes, *values: ir.Value | None) -> ir.DataType:
@@ -127,7 +156,7 @@ def mask_of(
     return mask
 
 
-def place(node: ir.Node, form: DecodeForm, schedule: str) -> None:
+def _place(node: ir.Node, form: DecodeForm, schedule: str) -> None:
     """Puts our operator in a node's place, and removes what nobody needs any more.
 
     Args:

@@ -11,10 +11,10 @@ import onnx_ir as ir
 from lean_attention.rewrite.cache_update import find_update
 from lean_attention.rewrite.decode_form import (
     DecodeForm,
+    DecodeFormRule,
     RefusalError,
     check_types,
     mask_of,
-    place,
 )
 from lean_attention.rewrite.probe import static_size
 from lean_attention.rewrite.value_types import ValueTypes
@@ -34,7 +34,7 @@ class _Input(IntEnum):
     NONPAD_KV_SEQLEN = 6
 
 
-class OnnxAttention:
+class OnnxAttention(DecodeFormRule):
     """The rule for the attention of ONNX itself."""
 
     name = "onnx-attention"
@@ -43,18 +43,9 @@ class OnnxAttention:
         """Whether the node is ONNX's Attention."""
         return node.domain in ("", "ai.onnx") and node.op_type == "Attention"
 
-    def check(self, node: ir.Node, types: ValueTypes) -> str | None:
-        """Why the node must stay as it is; None where it can be replaced."""
-        try:
-            _read(node, types)
-        except RefusalError as refusal:
-            return str(refusal)
-        return None
-
-    def rewrite(self, node: ir.Node, types: ValueTypes, schedule: str) -> None:
-        """Puts our operator in the node's place, and what tells its lengths before it."""
-        # Read anew: nodes before this one may have been replaced since the check.
-        place(node, _read(node, types), schedule)
+    def read(self, node: ir.Node, types: ValueTypes) -> DecodeForm:
+        """What the node computes."""
+        return _read(node, types)
 
 
 def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:

@@ -13,10 +13,10 @@ import onnx_ir as ir
 from lean_attention.rewrite.cache_update import LAYOUT_OPS, CacheUpdate, find_update
 from lean_attention.rewrite.decode_form import (
     DecodeForm,
+    DecodeFormRule,
     RefusalError,
     check_types,
     mask_of,
-    place,
 )
 from lean_attention.rewrite.probe import Case, Probe, ProbeError
 from lean_attention.rewrite.value_types import ValueTypes
@@ -29,7 +29,7 @@ SCALINGS = ("Mul", "Div")
 TOLERANCE = 1e-5
 
 
-class SoftmaxAttention:
+class SoftmaxAttention(DecodeFormRule):
     """The rule for attention that is written out."""
 
     name = "softmax-attention"
@@ -43,19 +43,15 @@ class SoftmaxAttention:
             and _product(node.inputs[0]) is not None
         )
 
-    def check(self, node: ir.Node, types: ValueTypes) -> str | None:
-        """Why the nodes must stay as they are; None where they can be replaced."""
-        try:
-            _read(node, types)
-        except RefusalError as refusal:
-            return str(refusal)
-        return None
+    def read(self, node: ir.Node, types: ValueTypes) -> DecodeForm:
+        """What the nodes compute."""
+        return _read(node, types)
 
-    def rewrite(self, node: ir.Node, types: ValueTypes, schedule: str) -> None:
-        """Puts our operator in the place of the last product."""
+    def last(self, node: ir.Node) -> ir.Node:
+        """The product with the values."""
         last = product_with_values(node)
         assert last is not None
-        place(last, _read(node, types), schedule)
+        return last
 
 
 def product_with_values(softmax: ir.Node) -> ir.Node | None:
