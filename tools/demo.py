@@ -197,5 +197,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except lean_attention.LeanAttentionError as error:
-        console.print(f"[bold red]error:[/] {error}", markup=True)
+        console.print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(1)
