@@ -33,7 +33,7 @@ QUESTION = "Why is the sky blue? Answer in three sentences."
 CHAPTERS = ("execmodel", "objects", "try", "function")
 CONTEXTS = (64, 4000)
 
-console = Console(highlight=False)
+console = Console(soft_wrap=True, highlight=False)
 
 
 def prepare(precision: str, int4_activations: str | None) -> dict[str, Path]:

@@ -66,6 +66,7 @@ def export(
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     ) as progress:
         stages = _Stages(progress)
         target = export_model(
