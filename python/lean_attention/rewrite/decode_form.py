@@ -7,6 +7,7 @@ query tokens (``query_seqlens``); the mask becomes ``attention_bias``: exact for
 side.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +18,24 @@ import onnx_ir as ir
 from lean_attention.rewrite.cache_update import LAYOUT_OPS
 from lean_attention.rewrite.gqa_node import DOMAIN, OP_TYPE, Input, Output
 from lean_attention.rewrite.masks import Mask, MaskError, read_mask
+from lean_attention.rewrite.probe import static_size
 from lean_attention.rewrite.value_types import ValueTypes
 
-__all__ = ["DecodeForm", "DecodeFormRule", "RefusalError", "check_types", "mask_of"]
+__all__ = [
+    "DIFFERENT_VALUES",
+    "DecodeForm",
+    "DecodeFormRule",
+    "RefusalError",
+    "check_types",
+    "mask_of",
+]
 
 NUM_INPUTS = Input.QUERY_SEQLENS + 1
 SUPPORTED_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 META = "lean_attention"
+DIFFERENT_VALUES = (
+    "its values have other heads than its keys, in number or in size, and the operator's are alike"
+)
 
 
 class RefusalError(Exception):
@@ -69,6 +81,28 @@ class DecodeForm:
     scale: float
     softcap: float = 0.0
     reads: tuple[ir.Value, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses what the operator does not take, as far as the model tells it.
+
+        Raises:
+            RefusalError: Keys and values differ in their heads, the query has other heads than it
+                is read with, or the scale or softcap is out of range.
+        """
+        for key, value in ((self.past_key, self.past_value), (self.key, self.value)):
+            axes = (1, 3) if _rank(key) == 4 and _rank(value) == 4 else (-1,)
+            sizes = [[static_size(each, axis) for axis in axes] for each in (key, value)]
+            for of_key, of_value in zip(*sizes, strict=True):
+                if of_key != of_value and None not in (of_key, of_value):
+                    raise RefusalError(DIFFERENT_VALUES)
+        if self.query.shape is not None and len(self.query.shape) not in (3, 4):
+            raise RefusalError("its query has neither 3 nor 4 dimensions")
+        if _rank(self.query) == 4 and static_size(self.query, 1) not in (None, self.num_heads):
+            raise RefusalError(f"its query has not the {self.num_heads} heads of its keys")
+        if not math.isfinite(self.scale):
+            raise RefusalError(f"its scale is {self.scale}; correct it")
+        if not (math.isfinite(self.softcap) and self.softcap >= 0):
+            raise RefusalError(f"its softcap is {self.softcap}; correct it, or set 0 for none")
 
 
 class DecodeFormRule:

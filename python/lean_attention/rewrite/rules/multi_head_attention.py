@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from lean_attention.rewrite.cache_update import find_update
 from lean_attention.rewrite.decode_form import (
+    DIFFERENT_VALUES,
     DecodeForm,
     DecodeFormRule,
     RefusalError,
@@ -80,6 +81,8 @@ def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
         updates = [find_update(v, num_heads) for v in (key, value)]
         if updates[0] is None or updates[1] is None:
             raise RefusalError(f"it reads no cache that the model is given; {BUILDER}")
+        if updates[0].sizes != updates[1].sizes:
+            raise RefusalError(DIFFERENT_VALUES)
         (past_key, key), (past_value, value) = ((u.past, u.new) for u in updates if u)
         presents = [u.present for u in updates if u]
         kv_num_heads = updates[0].kv_num_heads

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from lean_attention.rewrite.cache_update import find_update
 from lean_attention.rewrite.decode_form import (
+    DIFFERENT_VALUES,
     DecodeForm,
     DecodeFormRule,
     RefusalError,
@@ -66,6 +67,8 @@ def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
         updates = [find_update(v, kv_num_heads) for v in (key, value)]
         if updates[0] is None or updates[1] is None:
             raise RefusalError(f"it reads no cache that the model is given; {BUILDER}")
+        if updates[0].sizes != updates[1].sizes:
+            raise RefusalError(DIFFERENT_VALUES)
         if causal:
             # Without a past of its own the node takes the first key for the first query's.
             raise RefusalError("it is causal over a cache that it does not know of (is_causal=1)")
