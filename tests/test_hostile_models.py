@@ -61,6 +61,15 @@ def test_sizes_that_cannot_be_run_are_not_verified(
     assert re.search(SIZES[size], result.verification.obstacle)
 
 
+def test_more_heads_than_memory_holds_are_left(tmp_path: Path) -> None:
+    made = parsed(body(), INPUTS, OUTPUTS)
+    for value in made.graph.input:
+        if value.name.startswith("past"):
+            value.type.tensor_type.shape.dim[1].dim_value = 1 << 40
+    with pytest.raises(LeanAttentionError, match="it reads no cache"):
+        rewrite(save(made, tmp_path / "stock.onnx"), tmp_path / "lean.onnx")
+
+
 def test_sizes_below_zero_are_unknown_ones(tmp_path: Path) -> None:
     made = parsed(body(), INPUTS, OUTPUTS)
     for value in made.graph.input:
