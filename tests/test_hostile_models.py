@@ -4,7 +4,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper
 
@@ -57,6 +59,15 @@ def test_sizes_that_cannot_be_run_are_not_verified(
     result = rewrite(save(made, tmp_path / "stock.onnx"), tmp_path / "lean.onnx")
     assert result.verification is not None
     assert re.search(SIZES[size], result.verification.obstacle)
+
+
+def test_more_heads_than_memory_holds_are_left(tmp_path: Path) -> None:
+    made = parsed(body(), INPUTS, OUTPUTS)
+    for value in made.graph.input:
+        if value.name.startswith("past"):
+            value.type.tensor_type.shape.dim[1].dim_value = 1 << 40
+    with pytest.raises(LeanAttentionError, match="it reads no cache"):
+        rewrite(save(made, tmp_path / "stock.onnx"), tmp_path / "lean.onnx")
 
 
 def test_sizes_below_zero_are_unknown_ones(tmp_path: Path) -> None:
@@ -157,3 +168,38 @@ def test_nodes_stay_in_an_order_in_which_they_can_be_computed(tmp_path: Path) ->
     for each in onnx.load(lean).graph.node:
         assert known.issuperset(each.input), each
         known |= set(each.output)
+
+
+def in_a_file(folder: Path) -> Path:
+    """The model of `body` with all weights in a data file, down to the scale of its queries."""
+    made = parsed(body(), INPUTS, OUTPUTS)
+    floats = [n for n in made.graph.node if n.attribute and n.attribute[0].name == "value_float"]
+    for each in floats:
+        array = np.array(each.attribute[0].f, np.float32)
+        made.graph.initializer.append(onnx.numpy_helper.from_array(array, each.output[0]))
+        made.graph.node.remove(each)
+    folder.mkdir()
+    path = folder / "model.onnx"
+    ir.save(ir.from_proto(made), path, external_data="model.data", size_threshold_bytes=0)
+    return path
+
+
+def test_a_scale_may_be_in_a_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = in_a_file(tmp_path / "stock")
+    # Of that name, but not the model's.
+    (tmp_path / "model.data").write_bytes(b"\1" * 4096)
+    monkeypatch.chdir(tmp_path)
+    result = rewrite(stock, tmp_path / "lean" / "model.onnx")
+    assert len(result.replaced) == 1
+    assert result.verification is not None
+    assert result.verification.passed
+
+
+def test_a_tensor_longer_than_its_part_of_the_file_is_refused(tmp_path: Path) -> None:
+    stock = in_a_file(tmp_path / "stock")
+    made = onnx.load(stock, load_external_data=False)
+    (length,) = (e for e in made.graph.initializer[0].external_data if e.key == "length")
+    length.value = "1"
+    stock.write_bytes(made.SerializeToString())
+    with pytest.raises(LeanAttentionError, match="bytes, and its data file 1"):
+        rewrite(stock, tmp_path / "lean.onnx")

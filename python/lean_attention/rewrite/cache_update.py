@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from lean_attention.rewrite.gqa_node import MAX_HEAD_SIZE, MAX_HEADS
 from lean_attention.rewrite.probe import Case, Probe, ProbeError, static_size
 
 __all__ = ["LAYOUT_OPS", "CacheUpdate", "find_update"]
@@ -51,7 +52,7 @@ def find_update(value: ir.Value, num_heads: int | None = None) -> CacheUpdate | 
 
     Returns:
         The appending, or None where there is none, or where the node reads anything else than the
-        cache after it with each KV head repeated.
+        cache after it with each KV head repeated, or more or wider heads than the operator takes.
     """
     concat = _concat_above(value)
     if concat is None or None in concat.inputs:
@@ -64,6 +65,8 @@ def find_update(value: ir.Value, num_heads: int | None = None) -> CacheUpdate | 
     if None in sizes:
         return None
     heads, width = (size for size in sizes if size is not None)
+    if max(heads, num_heads or 0) > MAX_HEADS or width > MAX_HEAD_SIZE:
+        return None
     # Run once: a rule asks when it checks a node and when it rewrites it.
     known: dict[int | None, int | None] = value.meta.setdefault("lean_attention.heads_read", {})
     if num_heads not in known:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from lean_attention.rewrite.cache_update import LAYOUT_OPS
-from lean_attention.rewrite.gqa_node import DOMAIN, OP_TYPE, Input, Output
+from lean_attention.rewrite.gqa_node import DOMAIN, MAX_HEADS, OP_TYPE, Input, Output
 from lean_attention.rewrite.masks import Mask, MaskError, read_mask
 from lean_attention.rewrite.probe import static_size
 from lean_attention.rewrite.value_types import ValueTypes
@@ -99,6 +99,8 @@ class DecodeForm:
             raise RefusalError("its query has neither 3 nor 4 dimensions")
         if _rank(self.query) == 4 and static_size(self.query, 1) not in (None, self.num_heads):
             raise RefusalError(f"its query has not the {self.num_heads} heads of its keys")
+        if self.num_heads > MAX_HEADS:
+            raise RefusalError(f"its heads are {self.num_heads}; the operator takes {MAX_HEADS}")
         if not math.isfinite(self.scale):
             raise RefusalError(f"its scale is {self.scale}; correct it")
         if not (math.isfinite(self.softcap) and self.softcap >= 0):

@@ -13,6 +13,8 @@ __all__ = [
     "ATTRIBUTE_TYPES",
     "DECIDING_ATTRIBUTES",
     "DOMAIN",
+    "MAX_HEADS",
+    "MAX_HEAD_SIZE",
     "OPSET_VERSION",
     "OP_TYPE",
     "STOCK_DOMAIN",
@@ -30,6 +32,9 @@ __all__ = [
 STOCK_DOMAIN, STOCK_OP_TYPE = "com.microsoft", "GroupQueryAttention"
 DOMAIN, OP_TYPE = "com.leanattention", "LeanGroupQueryAttention"
 OPSET_VERSION = 1
+# What the operator takes.
+MAX_HEADS = 65536
+MAX_HEAD_SIZE = 4096
 ATTENTION_OPS = {(STOCK_DOMAIN, STOCK_OP_TYPE), (DOMAIN, OP_TYPE)}
 
 

@@ -58,6 +58,9 @@ class ModelFile:
             ) from error
         file._check_order()
         file._check_data()
+        # Where onnx_ir finds a constant that a rule looks at.
+        for tensor in file._external_tensors():
+            tensor.base_dir = str(path.parent)
         return file
 
     def data_locations(self) -> list[str]:
@@ -116,6 +119,11 @@ class ModelFile:
         ends: dict[str, int] = {}
         for tensor in self._external_tensors():
             location = str(tensor.location)
+            if tensor.length is not None and tensor.length < tensor.nbytes:
+                raise LeanAttentionError(
+                    f"{self.path} is not a valid ONNX model: {tensor.name!r} has {tensor.nbytes} "
+                    f"bytes, and its data file {tensor.length}; export or download it again"
+                )
             end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
             ends[location] = max(end, ends.get(location, 0))
         for location, end in ends.items():

@@ -14,12 +14,14 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-__all__ = ["Case", "Probe", "ProbeError", "static_size"]
+__all__ = ["Case", "Probe", "ProbeError", "numbers_of", "static_size"]
 
 Array = npt.NDArray[np.generic]
 
 # Larger constants are weights: they are not looked at, and stand for a dependence on the model.
 MAX_CONSTANT = 1 << 16
+# In a data file: scales and the like, which some tools put there with everything else.
+MAX_EXTERNAL = 1 << 10
 WEIGHTS = "the model's weights"
 PRODUCTS = ("MatMul", "Gemm", "Einsum", "Conv")
 # What no shape tells.
@@ -150,13 +152,13 @@ class Probe:
         elif constant is None:
             self._inputs[name] = value
             self._reads[value] = frozenset({name})
-        elif isinstance(constant, ir.ExternalTensor) or constant.size > MAX_CONSTANT:
+        elif (numbers := numbers_of(constant)) is None:
             # Zeros that take no memory; whatever depends on them is refused.
             dtype = constant.dtype.numpy()
             self._constants[name] = np.broadcast_to(np.zeros((), dtype), constant.shape.numpy())
             self._reads[value] = frozenset({WEIGHTS})
         else:
-            self._constants[name] = constant.numpy()
+            self._constants[name] = numbers
             self._reads[value] = frozenset()
 
     def _compile(self) -> ReferenceEvaluator:
@@ -169,6 +171,17 @@ class Probe:
         )
         opsets = [onnx.helper.make_opsetid("", self._opset)]
         return ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
+
+
+def numbers_of(constant: ir.TensorProtocol) -> Array | None:
+    """What a small constant holds; None of a large one, and of one that cannot be read."""
+    external = isinstance(constant, ir.ExternalTensor)
+    if constant.size > (MAX_EXTERNAL if external else MAX_CONSTANT):
+        return None
+    try:
+        return constant.numpy()
+    except (OSError, ValueError):
+        return None
 
 
 def static_size(value: ir.Value, axis: int) -> int | None:

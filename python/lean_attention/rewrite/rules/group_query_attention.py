@@ -12,6 +12,8 @@ from lean_attention.rewrite.gqa_node import (
     ATTRIBUTE_TYPES,
     DECIDING_ATTRIBUTES,
     DOMAIN,
+    MAX_HEAD_SIZE,
+    MAX_HEADS,
     OP_TYPE,
     OPSET_VERSION,
     STOCK_DOMAIN,
@@ -36,8 +38,6 @@ SUPPORTED_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 CACHE_BITS = {ir.DataType.INT8: 8, ir.DataType.FLOAT8E4M3FN: 8, ir.DataType.UINT8: 4}
 QUANTISATIONS = ("NONE", "PER_TENSOR", "PER_CHANNEL")
 MAX_WINDOW = 2**31 - 1
-MAX_HEADS = 65536
-MAX_HEAD_SIZE = 4096
 DEFAULT_EPSILON = 1e-6
 # Inputs that mean nothing without each other.
 PAIRS = (

@@ -19,7 +19,7 @@ from lean_attention.rewrite.decode_form import (
     check_types,
     mask_of,
 )
-from lean_attention.rewrite.probe import Case, Probe, ProbeError
+from lean_attention.rewrite.probe import Case, Probe, ProbeError, numbers_of
 from lean_attention.rewrite.value_types import ValueTypes
 
 __all__ = ["SoftmaxAttention", "product_with_values"]
@@ -173,7 +173,8 @@ def _without_scalings(value: ir.Value) -> Iterator[ir.Value]:
 def _number(value: ir.Value) -> float | None:
     """A constant of one element."""
     constant = ir.convenience.get_const_tensor(value)
-    return None if constant is None or constant.size != 1 else float(constant.numpy().item())
+    numbers = None if constant is None or constant.size != 1 else numbers_of(constant)
+    return None if numbers is None else float(numbers.item())
 
 
 def _scale(scores: ir.Value, query: ir.Value, key: ir.Value, update: CacheUpdate) -> float:
