@@ -13,6 +13,9 @@ VENV_OLDEST := .venv-oldest
 VENV_CUDA := .venv-cuda
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check --no-input
+CTEST := $(BIN)/ctest --output-on-failure --parallel $(shell nproc)
+# Files side by side, each in one process: their fixtures are made once.
+SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # optimum runs models whose KV heads are as many as their query heads.
 OPTIMUM_MODEL := .cache/models/phi-3-mini-128k-small
 # Those of the emulated library.
@@ -20,6 +23,7 @@ GPU_TESTS := $(addprefix tests/test_gpu_,arguments.py check.py kernels.py operat
 OPTIMUM_TESTS := tests/test_optimum.py tests/test_sources_optimum.py
 # Those of other environments.
 OTHER_TESTS := tests/test_cuda_provider.py $(OPTIMUM_TESTS)
+OLDEST_TESTS := $(addprefix tests/test_,operator.py operator_errors.py schedules.py sequences.py)
 LIBRARIES := $(abspath build/test/tests/cpp/liblean_attention)
 SOURCES := $(shell find ops cmake python models -type f -not -path '*/__pycache__/*') \
            CMakeLists.txt pyproject.toml
@@ -32,11 +36,11 @@ demo: $(VENV)/.package
 test: test-cpp test-gpu-resources test-gpu-operator test-cuda-provider test-sanitizers test-python test-oldest test-optimum
 
 test-cpp: build/test/.built
-	$(BIN)/ctest --test-dir build/test --output-on-failure
+	$(CTEST) --test-dir build/test
 
 # The GPU kernel on the emulator: every head size, and many more interleavings.
 test-emulator-full: build/test/.built
-	LEAN_ATTENTION_EMULATOR_FULL=1 $(BIN)/ctest --test-dir build/test --output-on-failure -R gpu_tests
+	LEAN_ATTENTION_EMULATOR_FULL=1 $(CTEST) --test-dir build/test -R gpu_tests
 
 # What the GPU kernels take, where nvcc or hipcc is; none may spill.
 test-gpu-resources: build/test/.built
@@ -44,7 +48,7 @@ test-gpu-resources: build/test/.built
 
 # The GPU operator in ONNX Runtime, on the emulator; and the libraries for GPUs where there is none.
 test-gpu-operator: build/test/.built $(VENV)/.package
-	LEAN_ATTENTION_LIBRARY=$(LIBRARIES)_emulated.so $(BIN)/python -m pytest $(GPU_TESTS)
+	LEAN_ATTENTION_LIBRARY=$(LIBRARIES)_emulated.so $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(GPU_TESTS)
 	for library in $(LIBRARIES)_cuda.so $(LIBRARIES)_rocm.so; do \
 	  [ ! -e $$library ] || LEAN_ATTENTION_LIBRARY=$$library $(BIN)/python -m pytest tests/test_operator.py; \
 	done
@@ -60,11 +64,11 @@ build/stand-in/.built: $(wildcard tests/cuda_stand_in/*) $(VENV_CUDA)/.requireme
 
 # The C++ tests again: memory and undefined behaviour, then races.
 test-sanitizers: build/asan/.built build/tsan/.built
-	UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/ctest --test-dir build/asan --output-on-failure
-	TSAN_OPTIONS=halt_on_error=1 $(BIN)/ctest --test-dir build/tsan --output-on-failure
+	UBSAN_OPTIONS=print_stacktrace=1 $(CTEST) --test-dir build/asan
+	TSAN_OPTIONS=halt_on_error=1 $(CTEST) --test-dir build/tsan
 
 test-python: $(VENV)/.package
-	$(BIN)/python -m pytest tests $(addprefix --ignore ,$(GPU_TESTS) $(OTHER_TESTS))
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests $(addprefix --ignore ,$(GPU_TESTS) $(OTHER_TESTS))
 
 # Random calls of the operator against the stock one: FUZZ_EXAMPLES (20,000), FUZZ_SEED.
 fuzz: $(VENV)/.package
@@ -72,7 +76,7 @@ fuzz: $(VENV)/.package
 
 # The oldest ONNX Runtime that the library supports.
 test-oldest: $(VENV_OLDEST)/.package
-	$(VENV_OLDEST)/bin/python -m pytest $(addprefix tests/test_,operator.py operator_errors.py schedules.py sequences.py)
+	$(VENV_OLDEST)/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)
 
 test-optimum: $(VENV_OPTIMUM)/.package $(OPTIMUM_MODEL)
 	$(VENV_OPTIMUM)/bin/python -m pytest $(OPTIMUM_TESTS)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -88,14 +89,16 @@ def real_model(precision: str, int4_activations: str | None = None) -> Path:
     parent = os.environ.get("LEAN_ATTENTION_TEST_MODELS", REPOSITORY / ".cache" / "models")
     variant = precision if int4_activations is None else f"int4-{int4_activations}-activations"
     folder = Path(parent) / f"smollm2-135m-instruct-{variant}"
-    if not (folder / "genai_config.json").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        export_model(
-            "smollm2-135m-instruct",
-            folder,
-            precision=precision,
-            int4_activations=int4_activations,
-        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Tests of another process may want it as well.
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "genai_config.json").is_file():
+            export_model(
+                "smollm2-135m-instruct",
+                folder,
+                precision=precision,
+                int4_activations=int4_activations,
+            )
     return folder
 
 

@@ -105,7 +105,8 @@ def test_the_exact_result_is_the_references(dtype: str) -> None:
         heads(data.value),
         past_key,
         past_value,
-        np.array(config.lengths, np.int64),
+        lengths=np.array(config.lengths, np.int64),
+        queries=np.ones(3, np.int64),
     )
     expected = attention(step).output.reshape(3, config.num_heads, config.head_size)
     np.testing.assert_allclose(data.exact_output(), expected, rtol=0, atol=1e-12)

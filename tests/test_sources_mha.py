@@ -98,6 +98,9 @@ def test_nodes_made_by_hand_say_the_same(name: str, tmp_path: Path) -> None:
         assert_same(stock, lean, feeds(made, *step))
         if name in MASKED:
             assert_same(stock, lean, feeds(made, *step, padded=True))
+    if name in MASKED:
+        assert_same(stock, lean, feeds(made, 3, 9, 4, padded=True))
+        assert_same(stock, lean, feeds(made, 3, 9, 12, padded=True))
 
 
 def test_one_token_needs_no_mask(tmp_path: Path) -> None:
@@ -118,6 +121,7 @@ def test_layers_share_what_tells_their_lengths(tmp_path: Path) -> None:
     both = [n for n in onnx.load(lean).graph.node if n.op_type == "LeanGroupQueryAttention"]
     assert len(both) == 2
     assert both[0].input[5:7] == both[1].input[5:7]
+    assert both[0].input[16] == both[1].input[16]
 
 
 TAKES_SCORES = "position_bias = Cast <to = 1> (keys) biased = Add (bias, position_bias)"

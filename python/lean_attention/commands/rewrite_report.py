@@ -39,10 +39,15 @@ class ReportFile:
         """Writes the report."""
         if self._path is None:
             return
+        text = f"{json.dumps(content, indent=2)}\n"
         try:
-            with self._path.open("x", encoding="utf-8") as file:
-                json.dump(content, file, indent=2)
-                file.write("\n")
+            file = self._path.open("x", encoding="utf-8")
+            try:
+                with file:
+                    file.write(text)
+            except BaseException:
+                self._path.unlink(missing_ok=True)
+                raise
         except OSError as error:
             raise LeanAttentionError(
                 f"the report {self._path} cannot be written ({error.strerror or error})"

@@ -104,7 +104,9 @@ def rewrite(
             are missing, or the destination cannot be written. Nothing is left behind then.
     """
     options = Options(schedule=schedule, skip_rules=frozenset(skip_rules), verify=verify, fuse=fuse)
-    return _write(find_source(source, subfolder), destination, options)
+    with _one_line(Path(source)):
+        found = find_source(source, subfolder)
+    return _write(found, destination, options)
 
 
 def restore(source: str | Path, destination: str | Path, *, verify: bool = True) -> RewriteResult:
@@ -144,9 +146,9 @@ def inspect(
     Raises:
         LeanAttentionError: The source cannot be read.
     """
-    source = find_source(source, subfolder)
-    with _one_line(source):
-        return inspect_model(source, Options(skip_rules=frozenset(skip_rules)))
+    with _one_line(Path(source)):
+        found = find_source(source, subfolder)
+        return inspect_model(found, Options(skip_rules=frozenset(skip_rules)))
 
 
 def _write(source: str | Path, destination: str | Path, options: Options) -> RewriteResult:

@@ -99,6 +99,9 @@ def apply_rules(model: ir.Model, proto: onnx.ModelProto, options: Options) -> Ch
             if item.scope.function is not None:
                 item.scope.function.opset_imports[DOMAIN] = OPSET_VERSION
                 judgement.calls.declare_outputs(item.scope.function, judgement.types)
+    # What nodes share stands before the first that was replaced, which need not be the first.
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        graph.sort()
     return Changes(replaced, left, before, count_ops(model))
 
 

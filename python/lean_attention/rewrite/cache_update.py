@@ -35,6 +35,11 @@ class CacheUpdate:
     head_size: int
     num_heads: int
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """KV heads, and the size of one."""
+        return self.kv_num_heads, self.head_size
+
 
 def find_update(value: ir.Value, num_heads: int | None = None) -> CacheUpdate | None:
     """Finds the appending whose result an attention node reads, and runs the nodes between.
@@ -52,6 +57,9 @@ def find_update(value: ir.Value, num_heads: int | None = None) -> CacheUpdate | 
     if concat is None or None in concat.inputs:
         return None
     past, new = (item for item in concat.inputs if item is not None)
+    if new.producer() is None and past.producer() is not None:
+        # The other way round: what is given comes after what is computed.
+        return None
     sizes = [static_size(past, axis) or static_size(new, axis) for axis in (HEAD_AXIS, WIDTH_AXIS)]
     if None in sizes:
         return None

@@ -2,10 +2,12 @@
 
 They differ from GroupQueryAttention in three things: how lengths are told, how tokens are hidden,
 and where the cache is appended to. The sequences of their batches have caches of one length, and
-padding is hidden by a mask. So every sequence has all the rows there are (``seqlens_k``), and the
-mask becomes ``attention_bias``: exact for padding on any side.
+padding is hidden by a mask. So every sequence has all the rows there are (``seqlens_k``) and all
+query tokens (``query_seqlens``); the mask becomes ``attention_bias``: exact for padding on any
+side.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +18,24 @@ import onnx_ir as ir
 from lean_attention.rewrite.cache_update import LAYOUT_OPS
 from lean_attention.rewrite.gqa_node import DOMAIN, OP_TYPE, Input, Output
 from lean_attention.rewrite.masks import Mask, MaskError, read_mask
+from lean_attention.rewrite.probe import static_size
 from lean_attention.rewrite.value_types import ValueTypes
 
-__all__ = ["DecodeForm", "RefusalError", "check_types", "mask_of", "place"]
+__all__ = [
+    "DIFFERENT_VALUES",
+    "DecodeForm",
+    "DecodeFormRule",
+    "RefusalError",
+    "check_types",
+    "mask_of",
+]
 
-NUM_INPUTS = Input.ATTENTION_BIAS + 1
+NUM_INPUTS = Input.QUERY_SEQLENS + 1
 SUPPORTED_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 META = "lean_attention"
+DIFFERENT_VALUES = (
+    "its values have other heads than its keys, in number or in size, and the operator's are alike"
+)
 
 
 class RefusalError(Exception):
@@ -68,6 +81,57 @@ class DecodeForm:
     scale: float
     softcap: float = 0.0
     reads: tuple[ir.Value, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses what the operator does not take, as far as the model tells it.
+
+        Raises:
+            RefusalError: Keys and values differ in their heads, the query has other heads than it
+                is read with, or the scale or softcap is out of range.
+        """
+        for key, value in ((self.past_key, self.past_value), (self.key, self.value)):
+            axes = (1, 3) if _rank(key) == 4 and _rank(value) == 4 else (-1,)
+            sizes = [[static_size(each, axis) for axis in axes] for each in (key, value)]
+            for of_key, of_value in zip(*sizes, strict=True):
+                if of_key != of_value and None not in (of_key, of_value):
+                    raise RefusalError(DIFFERENT_VALUES)
+        if self.query.shape is not None and len(self.query.shape) not in (3, 4):
+            raise RefusalError("its query has neither 3 nor 4 dimensions")
+        if _rank(self.query) == 4 and static_size(self.query, 1) not in (None, self.num_heads):
+            raise RefusalError(f"its query has not the {self.num_heads} heads of its keys")
+        if not math.isfinite(self.scale):
+            raise RefusalError(f"its scale is {self.scale}; correct it")
+        if not (math.isfinite(self.softcap) and self.softcap >= 0):
+            raise RefusalError(f"its softcap is {self.softcap}; correct it, or set 0 for none")
+
+
+class DecodeFormRule:
+    """A rule for nodes that can be read as a `DecodeForm`."""
+
+    def read(self, node: ir.Node, types: ValueTypes) -> DecodeForm:
+        """What a node computes.
+
+        Raises:
+            RefusalError: It has no such form.
+        """
+        raise NotImplementedError
+
+    def last(self, node: ir.Node) -> ir.Node:
+        """The node whose output is the attention's."""
+        return node
+
+    def check(self, node: ir.Node, types: ValueTypes) -> str | None:
+        """Why the node must stay as it is; None where it can be replaced."""
+        try:
+            self.read(node, types)
+        except RefusalError as refusal:
+            return str(refusal)
+        return None
+
+    def rewrite(self, node: ir.Node, types: ValueTypes, schedule: str) -> None:
+        """Puts our operator in the node's place, and what tells its lengths before it."""
+        # Read anew: nodes before this one may have been replaced since the check.
+        _place(self.last(node), self.read(node, types), schedule)
 
 
 def check_types(types: ValueTypes, *values: ir.Value | None) -> ir.DataType:
@@ -126,7 +190,7 @@ def mask_of(
     return mask
 
 
-def place(node: ir.Node, form: DecodeForm, schedule: str) -> None:
+def _place(node: ir.Node, form: DecodeForm, schedule: str) -> None:
     """Puts our operator in a node's place, and removes what nobody needs any more.
 
     Args:
@@ -143,6 +207,9 @@ def place(node: ir.Node, form: DecodeForm, schedule: str) -> None:
     lengths = nodes.lengths(query, bias, form.past_key)
     inputs[Input.SEQLENS_K], inputs[Input.TOTAL_SEQUENCE_LENGTH] = lengths
     inputs[Input.ATTENTION_BIAS] = bias
+    if bias is not None:
+        # Without a bias long prompts are the stock operator's, of which older ones lack the input.
+        inputs[Input.QUERY_SEQLENS] = nodes.query_lengths(query, bias)
     attributes: dict[str, Any] = {
         "num_heads": form.num_heads,
         "kv_num_heads": form.kv_num_heads,
@@ -267,6 +334,17 @@ class _Nodes:
         lengths = self.make("Expand", [last, self.size(query, 0)], int32), total
         if bias is not None:
             self._shared[bias, "lengths"] = lengths
+        return lengths
+
+    def query_lengths(self, query: ir.Value, bias: ir.Value) -> ir.Value:
+        """``query_seqlens``, [B]: all tokens of every sequence."""
+        if (bias, "query_lengths") in self._shared:
+            shared: ir.Value = self._shared[bias, "query_lengths"]
+            return shared
+        int32 = ir.DataType.INT32
+        tokens = self.make("Cast", [self.size(bias, 2)], int32, to=int32)
+        lengths = self.make("Expand", [tokens, self.size(query, 0)], int32)
+        self._shared[bias, "query_lengths"] = lengths
         return lengths
 
 

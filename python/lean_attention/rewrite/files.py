@@ -23,6 +23,7 @@ __all__ = [
     "make_writable",
     "move_folder",
     "staging_folder",
+    "taken",
 ]
 
 COPY_CHUNK_BYTES = 16 << 20
@@ -55,7 +56,7 @@ def check_destination(source: Path, destination: Path) -> None:
             "it is"
         )
     if destination.exists() or destination.is_symlink():
-        raise _taken(destination)
+        raise taken(destination)
     try:
         real = destination.resolve()
     except (RuntimeError, ValueError) as error:
@@ -110,7 +111,7 @@ def move_folder(staged: Path, destination: Path) -> None:
         staged.rename(destination)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            raise _taken(destination) from error
+            raise taken(destination) from error
         raise
 
 
@@ -154,7 +155,8 @@ def link_or_copy(source: Path, destination: Path) -> None:
             shutil.copyfileobj(reader, writer, COPY_CHUNK_BYTES)
 
 
-def _taken(destination: Path) -> LeanAttentionError:
+def taken(destination: Path) -> LeanAttentionError:
+    """The error for a destination at which something is."""
     return LeanAttentionError(
         f"{destination} exists already; remove it or name another destination"
     )

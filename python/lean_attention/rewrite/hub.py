@@ -4,7 +4,7 @@ import glob
 import re
 import sys
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from lean_attention.errors import LeanAttentionError
 from lean_attention.rewrite.model_file import check_location, external_locations, read_proto
@@ -48,10 +48,17 @@ class HubSource:
 
         Returns:
             The source, or None for a text that is no such id.
+
+        Raises:
+            LeanAttentionError: The folder leads out of the repository.
         """
         match = ID.fullmatch(text)
         if match is None:
             return None
+        if ".." in PurePosixPath(subfolder).parts:
+            raise LeanAttentionError(
+                f"the subfolder {subfolder!r} leads out of {match['repo']}; name a folder in it"
+            )
         folders = [match["folder"], subfolder]
         path = "/".join(folder.strip("/") for folder in folders if folder.strip("/"))
         return cls(match["repo"], path, match["revision"])

@@ -1,5 +1,6 @@
 """A model file: its structure, and the data files that it refers to."""
 
+import graphlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -11,7 +12,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 from lean_attention.errors import LeanAttentionError
 from lean_attention.rewrite.apply import apply_rules
 from lean_attention.rewrite.fusion import fuse
-from lean_attention.rewrite.graph_walk import count_ops, scopes
+from lean_attention.rewrite.graph_walk import count_ops, node_name, scopes
 from lean_attention.rewrite.options import Options
 from lean_attention.rewrite.proto_check import check_proto
 from lean_attention.rewrite.report import Changes
@@ -55,6 +56,7 @@ class ModelFile:
             raise LeanAttentionError(
                 f"{path} is not a valid ONNX model: {_root_cause(error)}"
             ) from error
+        file._check_order()
         file._check_data()
         return file
 
@@ -94,6 +96,21 @@ class ModelFile:
                 for attribute in node.attributes.values():
                     if isinstance(attribute.value, ir.ExternalTensor):
                         yield attribute.value
+
+    def _check_order(self) -> None:
+        """Refuses a graph that runs in circles, in which no walk would end."""
+        sorter: graphlib.TopologicalSorter[ir.Node] = graphlib.TopologicalSorter()
+        for scope in scopes(self.model):
+            for node in scope.graph:
+                producers = (value.producer() for value in node.inputs if value is not None)
+                sorter.add(node, *(each for each in producers if each is not None))
+        try:
+            sorter.prepare()
+        except graphlib.CycleError as error:
+            raise LeanAttentionError(
+                f"{self.path} is not a valid ONNX model: {node_name(error.args[1][0])} reads what "
+                "is computed from its own output; export or download it again"
+            ) from error
 
     def _check_data(self) -> None:
         ends: dict[str, int] = {}

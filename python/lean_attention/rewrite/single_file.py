@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lean_attention.errors import LeanAttentionError
-from lean_attention.rewrite.files import link_or_copy, make_folders, staging_folder
+from lean_attention.rewrite.files import link_or_copy, make_folders, staging_folder, taken
 from lean_attention.rewrite.model_file import ModelFile
 from lean_attention.rewrite.options import Options
 from lean_attention.rewrite.outcome import check, unchanged
@@ -48,7 +48,11 @@ def rewrite_file(source: Path, destination: Path, options: Options) -> RewriteRe
             make_folders(target.parent, undo)
             undo.callback(target.unlink, missing_ok=True)
             (staging / location).rename(target)
+        if destination.exists() or destination.is_symlink():
+            raise taken(destination)
         (staging / destination.name).rename(destination)
+        # From here on the result is whole, and what ends the cleaning up must not take its data.
+        undo.pop_all()
     return result
 
 

@@ -10,11 +10,12 @@ import onnx_ir as ir
 
 from lean_attention.rewrite.cache_update import find_update
 from lean_attention.rewrite.decode_form import (
+    DIFFERENT_VALUES,
     DecodeForm,
+    DecodeFormRule,
     RefusalError,
     check_types,
     mask_of,
-    place,
 )
 from lean_attention.rewrite.masks import Mask
 from lean_attention.rewrite.probe import static_size
@@ -38,7 +39,7 @@ class _Input(IntEnum):
     CACHE_INDIRECTION = 9
 
 
-class MultiHeadAttention:
+class MultiHeadAttention(DecodeFormRule):
     """The rule for ONNX Runtime's own multi-head attention."""
 
     name = "multi-head-attention"
@@ -47,18 +48,9 @@ class MultiHeadAttention:
         """Whether the node is ONNX Runtime's MultiHeadAttention."""
         return node.domain == "com.microsoft" and node.op_type == "MultiHeadAttention"
 
-    def check(self, node: ir.Node, types: ValueTypes) -> str | None:
-        """Why the node must stay stock; None where it can be replaced."""
-        try:
-            _read(node, types)
-        except RefusalError as refusal:
-            return str(refusal)
-        return None
-
-    def rewrite(self, node: ir.Node, types: ValueTypes, schedule: str) -> None:
-        """Puts our operator in the node's place, and what tells its lengths before it."""
-        # Read anew: nodes before this one may have been replaced since the check.
-        place(node, _read(node, types), schedule)
+    def read(self, node: ir.Node, types: ValueTypes) -> DecodeForm:
+        """What the node computes."""
+        return _read(node, types)
 
 
 def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
@@ -89,6 +81,8 @@ def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
         updates = [find_update(v, num_heads) for v in (key, value)]
         if updates[0] is None or updates[1] is None:
             raise RefusalError(f"it reads no cache that the model is given; {BUILDER}")
+        if updates[0].sizes != updates[1].sizes:
+            raise RefusalError(DIFFERENT_VALUES)
         (past_key, key), (past_value, value) = ((u.past, u.new) for u in updates if u)
         presents = [u.present for u in updates if u]
         kv_num_heads = updates[0].kv_num_heads

@@ -10,11 +10,12 @@ import onnx_ir as ir
 
 from lean_attention.rewrite.cache_update import find_update
 from lean_attention.rewrite.decode_form import (
+    DIFFERENT_VALUES,
     DecodeForm,
+    DecodeFormRule,
     RefusalError,
     check_types,
     mask_of,
-    place,
 )
 from lean_attention.rewrite.probe import static_size
 from lean_attention.rewrite.value_types import ValueTypes
@@ -34,7 +35,7 @@ class _Input(IntEnum):
     NONPAD_KV_SEQLEN = 6
 
 
-class OnnxAttention:
+class OnnxAttention(DecodeFormRule):
     """The rule for the attention of ONNX itself."""
 
     name = "onnx-attention"
@@ -43,18 +44,9 @@ class OnnxAttention:
         """Whether the node is ONNX's Attention."""
         return node.domain in ("", "ai.onnx") and node.op_type == "Attention"
 
-    def check(self, node: ir.Node, types: ValueTypes) -> str | None:
-        """Why the node must stay as it is; None where it can be replaced."""
-        try:
-            _read(node, types)
-        except RefusalError as refusal:
-            return str(refusal)
-        return None
-
-    def rewrite(self, node: ir.Node, types: ValueTypes, schedule: str) -> None:
-        """Puts our operator in the node's place, and what tells its lengths before it."""
-        # Read anew: nodes before this one may have been replaced since the check.
-        place(node, _read(node, types), schedule)
+    def read(self, node: ir.Node, types: ValueTypes) -> DecodeForm:
+        """What the node computes."""
+        return _read(node, types)
 
 
 def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
@@ -75,6 +67,8 @@ def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
         updates = [find_update(v, kv_num_heads) for v in (key, value)]
         if updates[0] is None or updates[1] is None:
             raise RefusalError(f"it reads no cache that the model is given; {BUILDER}")
+        if updates[0].sizes != updates[1].sizes:
+            raise RefusalError(DIFFERENT_VALUES)
         if causal:
             # Without a past of its own the node takes the first key for the first query's.
             raise RefusalError("it is causal over a cache that it does not know of (is_causal=1)")

@@ -12,11 +12,12 @@ import onnx_ir as ir
 
 from lean_attention.rewrite.cache_update import LAYOUT_OPS, CacheUpdate, find_update
 from lean_attention.rewrite.decode_form import (
+    DIFFERENT_VALUES,
     DecodeForm,
+    DecodeFormRule,
     RefusalError,
     check_types,
     mask_of,
-    place,
 )
 from lean_attention.rewrite.probe import Case, Probe, ProbeError
 from lean_attention.rewrite.value_types import ValueTypes
@@ -29,7 +30,7 @@ SCALINGS = ("Mul", "Div")
 TOLERANCE = 1e-5
 
 
-class SoftmaxAttention:
+class SoftmaxAttention(DecodeFormRule):
     """The rule for attention that is written out."""
 
     name = "softmax-attention"
@@ -37,25 +38,20 @@ class SoftmaxAttention:
     def match(self, node: ir.Node) -> bool:
         """Whether the node is a Softmax over scores, whose result is multiplied with values."""
         return (
-            node.domain in ("", "ai.onnx")
-            and node.op_type == "Softmax"
+            _is(node, "Softmax")
             and product_with_values(node) is not None
             and _product(node.inputs[0]) is not None
         )
 
-    def check(self, node: ir.Node, types: ValueTypes) -> str | None:
-        """Why the nodes must stay as they are; None where they can be replaced."""
-        try:
-            _read(node, types)
-        except RefusalError as refusal:
-            return str(refusal)
-        return None
+    def read(self, node: ir.Node, types: ValueTypes) -> DecodeForm:
+        """What the nodes compute."""
+        return _read(node, types)
 
-    def rewrite(self, node: ir.Node, types: ValueTypes, schedule: str) -> None:
-        """Puts our operator in the place of the last product."""
+    def last(self, node: ir.Node) -> ir.Node:
+        """The product with the values."""
         last = product_with_values(node)
         assert last is not None
-        place(last, _read(node, types), schedule)
+        return last
 
 
 def product_with_values(softmax: ir.Node) -> ir.Node | None:
@@ -65,14 +61,14 @@ def product_with_values(softmax: ir.Node) -> ir.Node | None:
     """
     probabilities = softmax.outputs[0]
     users = {user for user, _ in probabilities.uses()}
-    wheres = [user for user in users if user.op_type == "Where"]
+    wheres = [user for user in users if _is(user, "Where")]
     if len(users) == 2 and len(wheres) == 1:
         (where,) = wheres
         condition = where.inputs[0].producer() if where.inputs[0] is not None else None
         replaced = where.inputs[1]
         if (
             condition is None
-            or condition.op_type != "IsNaN"
+            or not _is(condition, "IsNaN")
             or condition.inputs[0] is not probabilities
             or where.inputs[2] is not probabilities
             or replaced is None
@@ -84,12 +80,12 @@ def product_with_values(softmax: ir.Node) -> ir.Node | None:
     if len(users) != 1:
         return None
     (user,) = users
-    is_product = user.op_type == "MatMul" and user.inputs[0] is probabilities
+    is_product = _is(user, "MatMul") and user.inputs[0] is probabilities
     return user if is_product and not probabilities.is_graph_output() else None
 
 
 def _read(softmax: ir.Node, types: ValueTypes) -> DecodeForm:
-    if softmax.attributes.get_int("axis", -1) not in (-1, 3):
+    if softmax.attributes.get_int("axis", _default_axis(softmax)) not in (-1, 3):
         raise RefusalError("its softmax is not over the keys")
     last, scores = product_with_values(softmax), softmax.inputs[0]
     product, mask = _product(scores) or (None, None)
@@ -106,9 +102,13 @@ def _read(softmax: ir.Node, types: ValueTypes) -> DecodeForm:
         None,
     )
     value_update = find_update(values)
-    if found is None or value_update is None or found[1].num_heads != value_update.num_heads:
+    if found is None or value_update is None:
         raise RefusalError(f"it reads no cache that the model is given; {BUILDER}")
     key, update = found
+    if update.sizes != value_update.sizes or update.num_heads != value_update.num_heads:
+        raise RefusalError(DIFFERENT_VALUES)
+    if query.shape is not None and len(query.shape) != 4:
+        raise RefusalError("its query is not [batch, heads, tokens, head_size]")
     dtype = check_types(types, update.past, update.new, query, last.outputs[0])
     rows = {u.new: (u.kv_num_heads, u.head_size) for u in (update, value_update)}
     return DecodeForm(
@@ -129,18 +129,30 @@ def _read(softmax: ir.Node, types: ValueTypes) -> DecodeForm:
     )
 
 
+def _default_axis(softmax: ir.Node) -> int:
+    """The axis of a Softmax that names none: before operator set 13 the second and all after it."""
+    graph = softmax.graph
+    version = None if graph is None else graph.opset_imports.get("")
+    return -1 if version is not None and version >= 13 else 1
+
+
 def _product(scores: ir.Value | None) -> tuple[ir.Node, ir.Value | None] | None:
     """The MatMul of queries and keys under a Softmax, and the mask that is added to it."""
     node = scores.producer() if scores is not None else None
-    if node is None or node.op_type == "MatMul":
+    if node is None or _is(node, "MatMul"):
         return None if node is None else (node, None)
-    if node.op_type != "Add":
+    if not _is(node, "Add"):
         return None
     for product, mask in (node.inputs, node.inputs[::-1]):
         above = product.producer() if product is not None else None
-        if above is not None and above.op_type == "MatMul":
+        if above is not None and _is(above, "MatMul"):
             return above, mask
     return None
+
+
+def _is(node: ir.Node, op: str) -> bool:
+    """Whether a node is that operator of ONNX."""
+    return node.domain in ("", "ai.onnx") and node.op_type == op
 
 
 def _without_scalings(value: ir.Value) -> Iterator[ir.Value]:
@@ -194,5 +206,7 @@ def _scale(scores: ir.Value, query: ir.Value, key: ir.Value, update: CacheUpdate
         raise RefusalError(f"its scores are not known: {error}; {BUILDER}") from error
     if max(factors) - min(factors) > TOLERANCE * abs(factors[0]):
         raise RefusalError("its scores have no fixed scale")
+    if not np.float32(factors[0]):
+        raise RefusalError("its scores are all 0")
     usual = 1 / math.sqrt(update.head_size)
     return usual if abs(factors[0] / usual - 1) < TOLERANCE else factors[0]

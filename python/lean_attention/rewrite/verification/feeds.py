@@ -1,5 +1,6 @@
 """Random inputs: arrays that mean to a model what its inputs are for."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -7,11 +8,14 @@ import numpy.typing as npt
 
 from lean_attention.errors import LeanAttentionError
 from lean_attention.rewrite.verification.interface import Feed, Interface, Role
+from lean_attention.rewrite.verification.memory import lacks_memory
 from lean_attention.rewrite.verification.scenarios import DIMENSIONS, Step
 
 __all__ = ["make_feeds"]
 
 Arrays = dict[str, npt.NDArray[Any]]
+# Of an input while a model runs: itself, before it is rounded to its type, and what becomes of it.
+COPIES = 4
 # A table for the longest context that is tried.
 ROTARY_ROWS = 4096
 
@@ -25,13 +29,19 @@ def make_feeds(interface: Interface, step: Step, seed: tuple[int, ...]) -> Array
         seed: Of the random numbers.
 
     Raises:
-        LeanAttentionError: An input has a size that nothing tells; the message names it.
+        LeanAttentionError: An input has a size that nothing tells, which the message names; or
+            the inputs do not fit into memory.
     """
     named = _named_sizes(interface, step)
+    shapes = [_shape(feed, step, named) for feed in interface.feeds]
+    sizes = zip(interface.feeds, shapes, strict=True)
+    needed = sum(feed.dtype.itemsize * math.prod(shape) for feed, shape in sizes)
+    if obstacle := lacks_memory("its inputs", COPIES * needed):
+        raise LeanAttentionError(f"{obstacle}; export it with smaller sizes, or sizes by name")
     feeds = {}
-    for index, feed in enumerate(interface.feeds):
+    for index, (feed, shape) in enumerate(zip(interface.feeds, shapes, strict=True)):
         rng = np.random.default_rng((*seed, index))
-        feeds[feed.name] = _content(feed, _shape(feed, step, named), step, rng)
+        feeds[feed.name] = _content(feed, shape, step, rng)
     return feeds
 
 

@@ -64,6 +64,8 @@ TABLES: dict[tuple[str, str], int] = {
     ("", "RotaryEmbedding"): 1,
     **dict.fromkeys(ATTENTION_OPS, Input.COS_CACHE),
 }
+# No batch and no rotary table is longer.
+MAX_ROWS = 1 << 20
 GATHERS = {("", "Gather"), ("com.microsoft", "GatherBlockQuantized")}
 
 
@@ -237,7 +239,20 @@ def _feed(value: ir.Value, role: Role, bound: int | None) -> Feed:
             f"the input {value.name!r} declares no shape or type, so the model cannot be verified; "
             "declare them, or pass --no-verify"
         )
-    shape = tuple(size if isinstance(size, int) else size.value for size in value.shape)
+    # Some exporters write -1 for a size that is not known.
+    shape = tuple(
+        (size if size >= 0 else None) if isinstance(size, int) else size.value
+        for size in value.shape
+    )
+    if 0 in shape[:2] or 0 in shape[3:]:
+        raise LeanAttentionError(
+            f"the input {value.name!r} has the fixed shape {list(shape)} without any element, so "
+            "there is nothing to run"
+        )
+    if shape and isinstance(shape[0], int) and shape[0] > MAX_ROWS:
+        raise LeanAttentionError(
+            f"the input {value.name!r} has a fixed batch of {shape[0]} sequences, too many to run"
+        )
     return Feed(value.name or "", role, np.dtype(dtype), shape, bound)
 
 

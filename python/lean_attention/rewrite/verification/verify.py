@@ -29,6 +29,7 @@ from lean_attention.rewrite.verification.comparison import (
 )
 from lean_attention.rewrite.verification.disturbance import DRAW, SIZE, disturb
 from lean_attention.rewrite.verification.interface import Interface, read_interface
+from lean_attention.rewrite.verification.memory import lacks_memory
 from lean_attention.rewrite.verification.result import OutputCheck, Verification
 from lean_attention.rewrite.verification.scenarios import Step, scenarios
 from lean_attention.rewrite.verification.session import Arrays, CpuSession, RunError
@@ -88,14 +89,14 @@ def verify(
         RunError: The source runs, and the rewritten model does not.
         LeanAttentionError: The operator library is missing or refused.
     """
-    if obstacle := _lacks_memory(staged, stock):
+    if obstacle := lacks_memory("its weights", _weights(staged, stock)):
         return Verification(obstacle=obstacle)
     try:
         interface = read_interface(rewritten)
         ragged = read_interface(stock).has_attention
+        groups = scenarios(interface, ragged=ragged)
     except LeanAttentionError as error:
         return Verification(obstacle=str(error))
-    groups = scenarios(interface, ragged=ragged)
     checker = _Checker(interface, groups, _bits(rewritten))
     with _extra_files(staged) as folder_file, _progress(groups) as tick:
         original, disturbed = folder_file("source"), folder_file("disturbed")
@@ -230,21 +231,9 @@ def _bits(model: onnx.ModelProto) -> int:
     )
 
 
-def _lacks_memory(staged: Path, model: onnx.ModelProto) -> str:
-    """Why a model is too large to be run; empty where it is not, or where nobody knows."""
-    needed = sum(
-        (staged.parent / location).stat().st_size for location in external_locations(model)
-    )
-    memory = Path("/proc/meminfo")
-    if not memory.is_file():
-        return ""
-    rows = dict(line.split(":", 1) for line in memory.read_text().splitlines())
-    free = int(rows.get("MemAvailable", "0").split()[0]) * 1024
-    if not free or needed < free:
-        return ""
-    return (
-        f"its weights take {needed / 1e9:.1f} GB of memory, of which {free / 1e9:.1f} GB are free"
-    )
+def _weights(staged: Path, model: onnx.ModelProto) -> int:
+    """The bytes of a model's data files."""
+    return sum((staged.parent / place).stat().st_size for place in external_locations(model))
 
 
 @contextmanager
