@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
+import lean_attention
 from lean_attention.__main__ import app
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -86,3 +88,8 @@ def commands(command: Any, name: str) -> list[tuple[str, str]]:
 def test_a_commands_help_begins_with_an_imperative(name: str, text: str) -> None:
     verb = text.replace(",", " ").split()[0]
     assert verb in {"Build", "Continue", "Measure", "Print", "Replace", "Time"}, name
+
+
+def test_the_command_knows_its_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"{lean_attention.__version__}\n")

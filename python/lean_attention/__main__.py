@@ -3,11 +3,13 @@
 import signal
 import sys
 from types import FrameType
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from lean_attention._version import __version__
 from lean_attention.commands.bench import bench
 from lean_attention.commands.doctor import doctor
 from lean_attention.commands.export import export
@@ -25,6 +27,26 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 for command in (doctor, export, inspect, rewrite, generate):
     app.command()(command)
 app.add_typer(bench, name="bench")

@@ -74,7 +74,8 @@ def print_inspection(console: Console, found: Inspection) -> None:
     total = sum(found.operators.values())
     console.print(Text(f"{found.path}: {total} nodes"))
     if found.ours:
-        console.print(Text(f"  ✓ {found.ours} nodes are LeanAttention's already"))
+        which = "1 node is" if found.ours == 1 else f"{found.ours} nodes are"
+        console.print(Text(f"  ✓ {which} LeanAttention's already"))
     for node in found.accepted:
         console.print(Text.assemble(("  ✓ ", "bold green"), f"{node}: {node.op} would be replaced"))
     for node in found.left:
