@@ -220,7 +220,7 @@ def test_a_node_without_a_name_is_called_by_its_operator() -> None:
 
 
 def test_what_the_stock_operator_refuses_names_the_node_and_it() -> None:
-    case = decode(head_size=24, rotary_half=8, seqlens_k=[11], tokens=12, prompt=True)
+    case = decode(head_size=24, rotary_half=8, seqlens_k=[11], tokens=12)
     message = call(case)
     assert message.startswith("attention: com.microsoft.GroupQueryAttention, to which this call is")
     assert "head_size shall be a multiple of 16" in message
