@@ -197,6 +197,7 @@ def test_the_advice_is_a_command_of_the_builder(monkeypatch: pytest.MonkeyPatch)
     read = builder.get_args()
     assert (read.input, read.output, read.precision) == ("MODEL", "FOLDER", "int4")
     assert read.execution_provider == "cpu"
+    assert read.extra_options == ["windowed_kv_cache=false"]
 
 
 def test_a_router_is_no_attention() -> None:

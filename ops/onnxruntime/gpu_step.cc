@@ -24,7 +24,7 @@ gpu::GpuDecode GpuStep(const GqaInputs& inputs, GqaOutputs* outputs) {
 bool IsGpuStep(const GqaInputs& inputs) {
   const CallShape& shape = inputs.shape();
   if (shape.sequence_length == 1) return true;
-  // Stock operators of GPUs have no bias. Of a first prompt's positions the kernel would take each.
+  // The stock CUDA operator has no bias. Of a first prompt's positions the kernel takes each.
   if (inputs.Has(kAttentionBias) && !inputs.Has(kPositionIds)) return true;
   return shape.sequence_length <= kMaxSplitTokens &&
          (inputs.Has(kQuerySeqlens) || !shape.is_first_prompt());

@@ -13,7 +13,7 @@ gpu::GpuDecode GpuStep(const GqaInputs& inputs, GqaOutputs* outputs);
 
 // Whether the kernel takes the call: one token per sequence, or a few after a past. More are a
 // prompt, and so are a few that come first, unless query_seqlens says how many of them there are.
-// With a bias it takes any number.
+// With a bias, and without position_ids, it takes any number.
 bool IsGpuStep(const GqaInputs& inputs);
 
 // Enqueues a copy of the past into present tensors that are other buffers, and zeros after it.

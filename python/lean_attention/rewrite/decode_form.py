@@ -15,17 +15,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from lean_attention.rewrite.cache_update import LAYOUT_OPS
+from lean_attention.rewrite.cache_update import LAYOUT_OPS, CacheUpdate, find_update
 from lean_attention.rewrite.gqa_node import DOMAIN, MAX_HEADS, OP_TYPE, Input, Output
 from lean_attention.rewrite.masks import Mask, MaskError, read_mask
 from lean_attention.rewrite.probe import static_size
 from lean_attention.rewrite.value_types import ValueTypes
 
 __all__ = [
+    "BUILDER",
     "DIFFERENT_VALUES",
     "DecodeForm",
     "DecodeFormRule",
     "RefusalError",
+    "appendings",
     "check_types",
     "mask_of",
 ]
@@ -33,6 +35,7 @@ __all__ = [
 NUM_INPUTS = Input.QUERY_SEQLENS + 1
 SUPPORTED_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 META = "lean_attention"
+BUILDER = "export it for GroupQueryAttention with onnxruntime-genai's builder"
 DIFFERENT_VALUES = (
     "its values have other heads than its keys, in number or in size, and the operator's are alike"
 )
@@ -155,6 +158,25 @@ def check_types(types: ValueTypes, *values: ir.Value | None) -> ir.DataType:
     return dtype
 
 
+def appendings(key: ir.Value, value: ir.Value, num_heads: int) -> tuple[CacheUpdate, CacheUpdate]:
+    """The appendings to the caches that a node reads and others make.
+
+    Args:
+        key: What the node reads, with KV heads repeated.
+        value: As ``key``.
+        num_heads: How many heads it reads there.
+
+    Raises:
+        RefusalError: There are none, or they differ in their heads.
+    """
+    keys, values = find_update(key, num_heads), find_update(value, num_heads)
+    if keys is None or values is None:
+        raise RefusalError(f"it reads no cache that the model is given; {BUILDER}")
+    if keys.sizes != values.sizes:
+        raise RefusalError(DIFFERENT_VALUES)
+    return keys, values
+
+
 def mask_of(
     value: ir.Value,
     dtype: ir.DataType,
@@ -183,9 +205,7 @@ def mask_of(
             known[causal] = str(error)
     mask = known[causal]
     if isinstance(mask, str):
-        raise RefusalError(
-            f"{mask}; export it for GroupQueryAttention with onnxruntime-genai's builder"
-        )
+        raise RefusalError(f"{mask}; {BUILDER}")
     if not mask.boolean and (found := types.common([value])) != dtype:
         name = "unknown" if found is None else found.name.lower()
         raise RefusalError(f"its mask is {name} and its query {dtype.name.lower()}")

@@ -9,7 +9,10 @@ from lean_attention.rewrite.graph_walk import scopes
 
 __all__ = ["BUILDER", "describe"]
 
-BUILDER = "python -m onnxruntime_genai.models.builder -i MODEL -o FOLDER -p int4 -e cpu"
+BUILDER = (
+    "python -m onnxruntime_genai.models.builder -i MODEL -o FOLDER -p int4 -e cpu "
+    "--extra_options windowed_kv_cache=false"
+)
 """The exporter whose models need no guessing: GroupQueryAttention with a cache."""
 
 PRODUCTS = ("MatMul", "Gemm", "Einsum", "FusedMatMul")

@@ -8,12 +8,12 @@ from enum import IntEnum
 
 import onnx_ir as ir
 
-from lean_attention.rewrite.cache_update import find_update
 from lean_attention.rewrite.decode_form import (
-    DIFFERENT_VALUES,
+    BUILDER,
     DecodeForm,
     DecodeFormRule,
     RefusalError,
+    appendings,
     check_types,
     mask_of,
 )
@@ -22,8 +22,6 @@ from lean_attention.rewrite.probe import static_size
 from lean_attention.rewrite.value_types import ValueTypes
 
 __all__ = ["MultiHeadAttention"]
-
-BUILDER = "export it for GroupQueryAttention with onnxruntime-genai's builder"
 
 
 class _Input(IntEnum):
@@ -78,15 +76,12 @@ def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
     rows: dict[ir.Value, tuple[int, int]] = {}
     presents: list[ir.Value | None] = [v if v.name else None for v in node.outputs[1:3]]
     if past_key is None or past_value is None:
-        updates = [find_update(v, num_heads) for v in (key, value)]
-        if updates[0] is None or updates[1] is None:
-            raise RefusalError(f"it reads no cache that the model is given; {BUILDER}")
-        if updates[0].sizes != updates[1].sizes:
-            raise RefusalError(DIFFERENT_VALUES)
-        (past_key, key), (past_value, value) = ((u.past, u.new) for u in updates if u)
-        presents = [u.present for u in updates if u]
+        updates = appendings(key, value, num_heads)
+        past_key, past_value = (u.past for u in updates)
+        key, value = (u.new for u in updates)
+        presents = [u.present for u in updates]
         kv_num_heads = updates[0].kv_num_heads
-        rows = {u.new: (u.kv_num_heads, u.head_size) for u in updates if u}
+        rows = {u.new: (u.kv_num_heads, u.head_size) for u in updates}
     presents += [None] * (2 - len(presents))
     return DecodeForm(
         query,

@@ -8,12 +8,12 @@ from enum import IntEnum
 
 import onnx_ir as ir
 
-from lean_attention.rewrite.cache_update import find_update
 from lean_attention.rewrite.decode_form import (
-    DIFFERENT_VALUES,
+    BUILDER,
     DecodeForm,
     DecodeFormRule,
     RefusalError,
+    appendings,
     check_types,
     mask_of,
 )
@@ -21,8 +21,6 @@ from lean_attention.rewrite.probe import static_size
 from lean_attention.rewrite.value_types import ValueTypes
 
 __all__ = ["OnnxAttention"]
-
-BUILDER = "export it with onnxruntime-genai's builder"
 
 
 class _Input(IntEnum):
@@ -64,18 +62,15 @@ def _read(node: ir.Node, types: ValueTypes) -> DecodeForm:
     causal = node.attributes.get_int("is_causal", 0) == 1
     rows: dict[ir.Value, tuple[int, int]] = {}
     if past_key is None or past_value is None:
-        updates = [find_update(v, kv_num_heads) for v in (key, value)]
-        if updates[0] is None or updates[1] is None:
-            raise RefusalError(f"it reads no cache that the model is given; {BUILDER}")
-        if updates[0].sizes != updates[1].sizes:
-            raise RefusalError(DIFFERENT_VALUES)
+        updates = appendings(key, value, kv_num_heads)
         if causal:
             # Without a past of its own the node takes the first key for the first query's.
             raise RefusalError("it is causal over a cache that it does not know of (is_causal=1)")
-        (past_key, key), (past_value, value) = ((u.past, u.new) for u in updates if u)
-        presents = [u.present for u in updates if u]
+        past_key, past_value = (u.past for u in updates)
+        key, value = (u.new for u in updates)
+        presents = [u.present for u in updates]
         kv_num_heads = updates[0].kv_num_heads
-        rows = {u.new: (u.kv_num_heads, u.head_size) for u in updates if u}
+        rows = {u.new: (u.kv_num_heads, u.head_size) for u in updates}
     if num_heads % kv_num_heads:
         raise RefusalError(f"its {num_heads} heads are no multiple of {kv_num_heads} KV heads")
     presents += [None] * (2 - len(presents))

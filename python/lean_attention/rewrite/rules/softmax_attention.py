@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from lean_attention.rewrite.cache_update import LAYOUT_OPS, CacheUpdate, find_update
 from lean_attention.rewrite.decode_form import (
+    BUILDER,
     DIFFERENT_VALUES,
     DecodeForm,
     DecodeFormRule,
@@ -24,7 +25,6 @@ from lean_attention.rewrite.value_types import ValueTypes
 
 __all__ = ["SoftmaxAttention", "product_with_values"]
 
-BUILDER = "export it with onnxruntime-genai's builder"
 SCALINGS = ("Mul", "Div")
 # Two products in float32, against one in float64.
 TOLERANCE = 1e-5
